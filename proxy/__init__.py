@@ -4,3 +4,7 @@
 """
 
 __version__ = "0.1.0"
+
+
+class CannotStart(Exception):
+    """What keeps a command from doing its work, in words for whoever started it."""

@@ -1,0 +1,1 @@
+"""Token ids -> response. Pure: no I/O, no clock, no HTTP."""

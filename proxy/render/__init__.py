@@ -1,0 +1,1 @@
+"""Request -> token ids. Pure: no I/O, no clock, no HTTP."""

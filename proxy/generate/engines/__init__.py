@@ -1,0 +1,1 @@
+"""One small client per engine protocol, all behind `base.Engine`."""

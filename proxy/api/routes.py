@@ -1,0 +1,29 @@
+"""Every route, in one table."""
+
+from aiohttp import web
+
+from proxy.api.errors import BODY_LIMIT, errors_as_json
+from proxy.api.generation import Generation
+from proxy.api.service import Service
+from proxy.models import Models
+
+
+def application(models: Models, *, keep_alive_interval: float, max_body_size: int) -> web.Application:
+    """The aiohttp application that serves `models`; seconds and bytes."""
+    app = web.Application(client_max_size=max_body_size, middlewares=[errors_as_json])
+    app[BODY_LIMIT] = max_body_size
+    generation, service = Generation(models, keep_alive_interval), Service(models)
+    app.add_routes(
+        [
+            web.post("/v1/chat/completions", generation.chat),
+            web.post("/v1/completions", generation.completion),
+            web.get("/v1/models", service.models),
+            web.get("/v1/models/{name:.+}", service.model),
+            web.post("/tokenize", service.tokenize),
+            web.post("/detokenize", service.detokenize),
+            web.get("/health", service.health),
+            web.get("/ready", service.ready),
+            web.get("/version", service.version),
+        ]
+    )
+    return app

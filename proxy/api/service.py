@@ -1,0 +1,90 @@
+"""What clients, sidecars and load balancers ask besides generation: models, tokens, health, version."""
+
+import asyncio
+
+import orjson
+from aiohttp import web
+
+from proxy import __version__, pipeline
+from proxy.api.requests import read_body
+from proxy.models import Models, ServedModel
+from proxy.protocol.errors import ApiError
+from proxy.protocol.generate import JsonObject
+from proxy.protocol.openai import ChatRequest, DetokenizeRequest, TokenizeRequest
+from proxy.render.sampling import check_token_ids
+
+
+def _json(body: JsonObject) -> web.Response:
+    return web.Response(body=orjson.dumps(body), content_type="application/json")
+
+
+class Service:
+    """The handlers, for one set of models."""
+
+    def __init__(self, models: Models) -> None:
+        self._models = models
+
+    async def health(self, _: web.Request) -> web.Response:
+        """200 while the process is alive."""
+        return web.Response()
+
+    async def ready(self, _: web.Request) -> web.Response:
+        """200 while every model has an engine that is up, 503 with the names of the pools that have none."""
+        pools = list({model.pool.name: model.pool for model in self._models.all}.values())
+        ready = await asyncio.gather(*(pool.ready() for pool in pools))
+        down = [pool.name for pool, up in zip(pools, ready, strict=True) if not up]
+        if down:
+            message = f"no engine is up in pool {', '.join(down)}"
+            raise ApiError(503, message, type="service_unavailable", code="not_ready", headers={"Retry-After": "1"})
+        return web.Response()
+
+    async def version(self, _: web.Request) -> web.Response:
+        return _json({"version": __version__})
+
+    async def models(self, _: web.Request) -> web.Response:
+        cards = [_card(model, name) for model in self._models.all for name in model.names]
+        return _json({"object": "list", "data": cards})
+
+    async def model(self, request: web.Request) -> web.Response:
+        name = request.match_info["name"]
+        return _json(_card(self._models.get(name), name))
+
+    async def tokenize(self, request: web.Request) -> web.Response:
+        """vLLM's route: the ids of a text, or of messages as they would be rendered."""
+        body = await read_body(request, TokenizeRequest)
+        model = self._models.get(body.model)
+        if body.prompt is not None:
+            special = body.add_special_tokens is not False
+            ids = await pipeline.encode(model, body.prompt, None, add_special_tokens=special)
+        else:
+            chat = ChatRequest.model_validate(body.model_dump(exclude_unset=True))
+            chat.check()
+            ids, _ = await pipeline.render_messages(model, chat)
+        strings = model.tokenizer.prompt.token_strings(ids) if body.return_token_strs else None
+        return _json(
+            {
+                "count": len(ids),
+                "max_model_len": model.limits.max_model_len,
+                "tokens": ids,
+                "token_strs": strings,
+            }
+        )
+
+    async def detokenize(self, request: web.Request) -> web.Response:
+        body = await read_body(request, DetokenizeRequest)
+        model = self._models.get(body.model)
+        check_token_ids(body.tokens, model.limits.vocabulary_size, "tokens")
+        return _json({"prompt": model.tokenizer.prompt.decode(body.tokens, skip_special_tokens=False)})
+
+
+def _card(model: ServedModel, name: str) -> JsonObject:
+    """OpenAI's model object with vLLM's additions."""
+    return {
+        "id": name,
+        "object": "model",
+        "created": model.created,
+        "owned_by": "derender-proxy",
+        "root": model.root,
+        "parent": None if name == model.name else model.name,
+        "max_model_len": model.limits.max_model_len,
+    }

@@ -1,0 +1,701 @@
+"""The configuration file: what may stand in it, and how its text becomes a checked, frozen `Config`.
+
+Every key is documented here, once: the docstring below a field is what `python -m proxy.config` prints as
+`config/reference.md`. A file is right as a whole or refused as a whole: one `ConfigError` lists every problem with the
+line of its key. What could hold a secret (an `api_key`, a URL, anything that came out of the environment) is not
+repeated there. `load_config` is pure; only `read_config` and `EngineConfig.read_api_key` touch files, and relative
+paths are relative to the working directory.
+
+YAML is read in two steps. PyYAML composes nodes, which know their lines; the walk over them here applies YAML 1.2's
+plain types (so `no` and `1:30` are text, `1e3` is a number), refuses duplicate keys, and expands `${NAME}`,
+`${NAME:-default}` and `$$` in values. A value that is one whole `${...}` is typed as if it stood in the file itself.
+"""
+
+import difflib
+import math
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self, cast
+from urllib.parse import urlsplit
+
+import yaml
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    JsonValue,
+    SecretStr,
+    ValidationError,
+    model_validator,
+)
+from pydantic_core import ErrorDetails
+
+from proxy import CannotStart
+
+
+class ConfigError(CannotStart):
+    """A configuration that cannot be used. The message has a line per problem: `file:line: dotted.path: problem`."""
+
+
+def _engine_url(url: str) -> str:
+    """Without its trailing slash. Messages leave the URL out, since it may hold a password."""
+    try:
+        parts = urlsplit(url)
+        port_is_valid = parts.port != 0
+    except ValueError:
+        raise ValueError("is not a URL; write it like http://10.0.0.11:8200") from None
+    if parts.scheme not in ("http", "https") or not parts.hostname or not port_is_valid or re.search(r"\s", url):
+        raise ValueError("should be an http or https URL with a host; write it like http://10.0.0.11:8200")
+    if parts.username is not None or parts.password is not None:
+        raise ValueError("must not hold credentials; give them as api_key or api_key_file")
+    if parts.query or parts.fragment:
+        raise ValueError("must not hold a query or a fragment; a base path such as http://10.0.0.11/engine is fine")
+    return f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/')}"
+
+
+def _header_safe(secret: str) -> str:
+    if not re.fullmatch(r"[!-~]+", secret):
+        raise ValueError("should be one or more visible ASCII characters, as it travels in an HTTP header")
+    return secret
+
+
+def _header_safe_secret(secret: SecretStr) -> SecretStr:
+    _header_safe(secret.get_secret_value())
+    return secret
+
+
+def _as_list(value: object) -> object:
+    return value if isinstance(value, list) else [value]
+
+
+def _default_served_name(model: str) -> str:
+    """A Hub id names itself; of a path, the last part does, a GGUF file without its ending."""
+    if re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", model) and not model.endswith(".gguf"):
+        return model
+    return model.rstrip("/").rpartition("/")[2].removesuffix(".gguf") or model
+
+
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Name = Annotated[str, Field(min_length=1)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_empty_keys(cls, value: object) -> object:
+        """A key without a value is a key left out, so that an optional key can be `${NAME:-}`."""
+        if not isinstance(value, dict):
+            return value
+        return {key: item for key, item in value.items() if item is not None or key not in cls.model_fields}
+
+
+class ServerConfig(_Section):
+    """Where clients connect, and what a connection may cost."""
+
+    host: Name = "127.0.0.1"
+    """The address to listen on: `0.0.0.0` for every interface. `serve --host` overrides it."""
+
+    port: int = Field(default=8000, ge=0, le=65535)
+    """The port to listen on; 0 takes a free one. `serve --port` overrides it."""
+
+    keep_alive_interval: float = Field(default=15, ge=0, allow_inf_nan=False)
+    """Seconds of silence in a stream after which an SSE comment is sent, so that nothing on the way closes it; 0 for
+    never."""
+
+    shutdown_timeout: float = Field(default=30, ge=0, allow_inf_nan=False)
+    """Seconds that running requests have to finish once the server is told to stop."""
+
+    max_body_size: int = Field(default=64 * 2**20, gt=0)
+    """Bytes of a request body; a larger one is answered with 413."""
+
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """The least severe messages that are logged."""
+
+
+class ModelConfig(_Section):
+    """One model as clients see it: the files that render and derender need, its defaults, its pool of engines."""
+
+    model: Name
+    """A directory, a Hub id, a `.gguf` file, or `embedded` for the embedded engine's own model. Only tokenizer, chat
+    template and small JSON files are read from it, never weights."""
+
+    served_model_name: Annotated[list[Name], BeforeValidator(_as_list), Field(min_length=1)] = Field(
+        default_factory=lambda validated: [_default_served_name(validated["model"])]
+    )
+    """The name that clients ask for, or a list of names: the first is the one in answers, the others are aliases.
+    Without it, the Hub id or the last part of the path."""
+
+    pool: Name
+    """The pool whose engines serve this model. It may be left out when there is exactly one pool."""
+
+    tokenizer: Name | None = None
+    """A directory, Hub id or `.gguf` file to take the tokenizer and the chat template from, instead of `model`."""
+
+    revision: Name | None = None
+    """Branch, tag or commit of `model` on the Hub; `tokenizer` always comes from its default branch."""
+
+    max_model_len: int | None = Field(default=None, gt=0)
+    """The context length in tokens, prompt and answer together. Without it, what the model's files say."""
+
+    chat_template: Name | None = None
+    """The path of a `.jinja` file, or the template itself, instead of the model's own."""
+
+    default_chat_template_kwargs: dict[str, JsonValue] = {}
+    """Variables for the chat template, such as `enable_thinking: false`. A request's `chat_template_kwargs` come on
+    top."""
+
+    trust_request_chat_template: bool = False
+    """Whether a request may bring a chat template of its own."""
+
+    split_special_tokens: bool = True
+    """Whether text in system, user and tool messages that looks like a special token is encoded as plain text.
+    False lets every client write control tokens."""
+
+    tool_call_parser: Name | None = None
+    """The format of the model's tool calls, by vLLM's parser name."""
+
+    reasoning_parser: Name | None = None
+    """The format of the model's reasoning, by vLLM's parser name."""
+
+    enable_auto_tool_choice: bool = False
+    """Whether the model may decide by itself to call a tool."""
+
+    generation_config: Literal["auto", "vllm"] = "auto"
+    """Where default sampling parameters come from: `auto` takes the model's `generation_config.json`, `vllm` leaves
+    the engine's defaults."""
+
+    override_generation_config: dict[str, JsonValue] = {}
+    """Default sampling parameters, such as `temperature: 0.6`, over those of `generation_config`. A request's come on
+    top."""
+
+    max_logprobs: int = Field(default=20, ge=0)
+    """The most `top_logprobs` (`logprobs` in completions) that a request may ask for."""
+
+    return_tokens_as_token_ids: bool = False
+    """Whether tokens in logprobs are written as `token_id:123` where a request does not say."""
+
+    @property
+    def name(self) -> str:
+        """The canonical served name."""
+        return self.served_model_name[0]
+
+
+class EngineConfig(_Section):
+    """One engine. Its URL alone, as a string, is enough where the other keys keep their defaults."""
+
+    url: Annotated[str, AfterValidator(_engine_url)]
+    """The engine's `http` or `https` address, with a base path if it has one: `http://10.0.0.11:8200`."""
+
+    protocol: Literal["vllm"] = "vllm"
+    """What the engine speaks: `vllm` is `/inference/v1/generate`."""
+
+    api_key: Annotated[SecretStr, AfterValidator(_header_safe_secret)] | None = None
+    """Sent to the engine as bearer token. Take it from the environment, `${ENGINE_API_KEY}`, or use `api_key_file`."""
+
+    api_key_file: Name | None = None
+    """A file that holds the key, such as a mounted secret; white space around the key is dropped."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _bare_url(cls, value: object) -> object:
+        return {"url": value} if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _one_key(self) -> Self:
+        if self.api_key is not None and self.api_key_file is not None:
+            raise ValueError("has both api_key and api_key_file; keep one")
+        return self
+
+    def read_api_key(self) -> SecretStr | None:
+        """The key from either place. Raises ConfigError when the file cannot be read or holds no key."""
+        if self.api_key_file is None:
+            return self.api_key
+        try:
+            return SecretStr(_header_safe(Path(self.api_key_file).expanduser().read_text("utf-8").strip()))
+        except UnicodeDecodeError:
+            raise ConfigError(f"{self.api_key_file}: api_key_file of {self.url} is not UTF-8 text") from None
+        except OSError as error:
+            reason = error.strerror or type(error).__name__
+            raise ConfigError(f"{self.api_key_file}: api_key_file of {self.url} cannot be read: {reason}") from error
+        except ValueError as error:
+            raise ConfigError(f"{self.api_key_file}: the key for {self.url} {error}") from None
+
+
+class PoolConfig(_Section):
+    """Engines that serve the same model, how one is chosen, and how long it may take."""
+
+    engines: list[EngineConfig] = Field(min_length=1)
+    """The engines, each a mapping or just its URL."""
+
+    policy: Literal["round_robin", "least_requests"] = "least_requests"
+    """Which engine is next: each in turn, or the one with the fewest requests in flight."""
+
+    connect_timeout: Seconds = 5
+    """Seconds to open a connection to an engine."""
+
+    first_token_timeout: Seconds = 300
+    """Seconds from the request to the first token, so queueing and prefill in the engine count."""
+
+    idle_timeout: Seconds = 60
+    """Seconds without a token once the first has come."""
+
+    total_timeout: Seconds = 3600
+    """Seconds for the whole request."""
+
+    @model_validator(mode="after")
+    def _distinct_engines(self) -> Self:
+        urls = [engine.url for engine in self.engines]
+        for index, url in enumerate(urls):
+            if (first := urls.index(url)) < index:
+                raise ValueError(f"engines[{index}] has the same url as engines[{first}]; an engine is listed once")
+        return self
+
+
+class Config(_Section):
+    """The whole file: a listener, models, and the engines that generate for them."""
+
+    server: ServerConfig = ServerConfig()
+    """Where clients connect, and what a connection may cost."""
+
+    models: list[ModelConfig] = Field(min_length=1)
+    """The models that clients may ask for."""
+
+    pools: dict[Name, PoolConfig] = Field(min_length=1)
+    """The engines, in pools that bear a name. Each pool serves one model or more; one that serves none is refused."""
+
+    def with_listen(self, host: str | None, port: int | None) -> "Config":
+        """This configuration with the command line's host and port, where given. Raises ConfigError on a bad one."""
+        given = {"host": host, "port": port}
+        overrides = {key: value for key, value in given.items() if value is not None}
+        try:
+            server = ServerConfig.model_validate(self.server.model_dump() | overrides)
+        except ValidationError as error:
+            raise ConfigError(
+                "\n".join(f"--{e['loc'][0]}: {_message(_path(e), e, str(e['input']))}" for e in error.errors())
+            ) from None
+        return self.model_copy(update={"server": server})
+
+
+def read_config(path: Path) -> Config:
+    """The configuration in a file, with this process's environment. Raises ConfigError."""
+    try:
+        text = path.read_text("utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: is not UTF-8 text (byte {error.start})") from None
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror or type(error).__name__}") from error
+    return load_config(text, source=str(path), env=os.environ)
+
+
+def load_config(text: str, *, source: str, env: Mapping[str, str]) -> Config:
+    """The configuration in `text`; `source` names it in messages. Raises ConfigError with every problem, by line."""
+    document = _Document(env)
+    data = document.read(text)
+    config: Config | None = None
+    if not document.unreadable:
+        _give_the_only_pool(data)
+        config, errors = _validate(document, data)
+        for error in errors:
+            path = _path(error)
+            document.report(path, _message(path, error, document.shown(path, error["input"])))
+        for path, message in _cross_check(data):
+            document.report(path, message)
+    if config is None or document.problems:
+        raise ConfigError("\n".join(str(problem.at(source)) for problem in sorted(document.problems)))
+    return config
+
+
+KeyPath = tuple[str | int, ...]
+
+
+def _dotted(path: KeyPath) -> str:
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).removeprefix(".")
+
+
+@dataclass(frozen=True, order=True)
+class _Problem:
+    line: int
+    path: str
+    message: str
+
+    def at(self, source: str) -> str:
+        return ": ".join(part for part in (f"{source}:{self.line}", self.path, self.message) if part)
+
+
+_PLAIN = "plain scalar"
+_STR = "tag:yaml.org,2002:str"
+_MERGE = "<<"
+_TAGGED = "bears a YAML tag; tags are not used here, leave it out"
+_REFERENCE = re.compile(r"\$\$|\$\{(?P<inside>[^}]*)(?P<closed>\}?)")
+_VARIABLE = re.compile(r"(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?P<default>:-(?!.*\$\{)(?P<value>.*))?", re.DOTALL)
+
+
+class _Loader(yaml.BaseLoader):
+    """Composes only; leaves open what a plain scalar is, so that `8000` and `!!str 8000` can be told apart."""
+
+    def resolve(self, kind: type[yaml.Node], value: Any, implicit: Any) -> str:
+        if kind is yaml.ScalarNode and implicit[0]:
+            return _PLAIN
+        return str(super().resolve(kind, value, implicit))  # type: ignore[no-untyped-call]
+
+
+def _typed(plain: str) -> JsonValue:
+    """A plain scalar under YAML 1.2's core schema, without the infinities and NaN that JSON lacks."""
+    if plain in ("", "~", "null", "Null", "NULL"):
+        return None
+    if plain in ("true", "True", "TRUE", "false", "False", "FALSE"):
+        return plain.lower() == "true"
+    if re.fullmatch(r"[-+]?[0-9]{1,20}", plain):
+        return int(plain)
+    if re.fullmatch(r"0o[0-7]+|0x[0-9a-fA-F]+", plain):
+        return int(plain, 0)
+    if re.fullmatch(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?", plain):
+        number = float(plain)
+        return number if math.isfinite(number) else plain
+    return plain
+
+
+class _Document:
+    """One YAML document as plain data, the line of everything in it, and what is wrong with it."""
+
+    def __init__(self, env: Mapping[str, str]) -> None:
+        self.problems: set[_Problem] = set()
+        self.unreadable = False
+        self.expanded: dict[KeyPath, str] = {}  # the text of each value in which a `${...}` was replaced
+        self._variables: dict[KeyPath, str] = {}
+        self._lines: dict[KeyPath, int] = {(): 1}
+        self._unread: set[KeyPath] = set()
+        self._open: set[int] = set()  # the nodes that the walk is inside of, so that a circle of aliases ends
+        self._env = env
+
+    def read(self, text: str) -> JsonValue:
+        try:
+            node = yaml.compose(text, Loader=_Loader)
+        except yaml.MarkedYAMLError as error:
+            mark = error.problem_mark or error.context_mark
+            # These messages of PyYAML end in a word of the file, which is a secret that lacks its quotes at worst.
+            problem = re.sub(r"(alias|anchor|tag handle) .*", r"\1", error.problem or "cannot be read")
+            self._stop(mark.line + 1 if mark else 1, f"is not YAML: {problem}")
+        except yaml.reader.ReaderError as error:
+            self._stop(text.count("\n", 0, error.position) + 1, "is not YAML: holds a control character")
+        except RecursionError:
+            self._stop(1, "is nested too deeply")
+        else:
+            if isinstance(node, yaml.MappingNode):
+                return self._value(node, ())
+            self._stop(1, "should be a mapping with the keys server, models and pools")
+        return None
+
+    def report(self, path: KeyPath, message: str) -> None:
+        """Adds a problem, unless the value could not be read: then whatever else is wrong with it is an echo."""
+        if self.known(path) not in self._unread:
+            self.problems.add(_Problem(self._lines[self.known(path)], _dotted(path), message))
+
+    def known(self, path: KeyPath) -> KeyPath:
+        """The longest beginning of `path` that stands in the file."""
+        return next(path[:end] for end in range(len(path), -1, -1) if path[:end] in self._lines)
+
+    def shown(self, path: KeyPath, value: object) -> str:
+        """A wrong value as a message may repeat it; empty where it could hold a secret."""
+        if variables := self._variables.get(self.known(path)):
+            return f"the value of {variables}"
+        if {"api_key", "url"} & set(path) or (path and isinstance(path[-1], int) and "engines" in path):
+            return ""
+        match value:
+            case dict():
+                return "a mapping"
+            case list():
+                return "a list"
+            case None:
+                return "nothing"
+            case bool():
+                return str(value).lower()
+            case str() if len(value) > 60:
+                return f"{value[:60]!r}..."
+            case _:
+                return repr(value)
+
+    def _stop(self, line: int, message: str) -> None:
+        self.unreadable = True
+        self.problems.add(_Problem(line, "", message))
+
+    def _refuse(self, path: KeyPath, message: str) -> JsonValue:
+        self.report(path, message)
+        self._unread.add(path)
+        return None
+
+    def _value(self, node: yaml.Node, path: KeyPath) -> JsonValue:
+        if isinstance(node, yaml.ScalarNode):
+            return self._scalar(node, path)
+        if id(node) in self._open:
+            return self._refuse(path, "is an alias for something that it is part of")
+        if node.tag not in ("tag:yaml.org,2002:map", "tag:yaml.org,2002:seq"):
+            return self._refuse(path, _TAGGED)
+        self._open.add(id(node))
+        value: JsonValue
+        if isinstance(node, yaml.MappingNode):
+            value = {}
+            for key, (key_node, value_node) in self._pairs(node, path).items():
+                self._lines[*path, key] = key_node.start_mark.line + 1
+                value[key] = self._value(value_node, (*path, key))
+        else:
+            value = []
+            for index, item in enumerate(cast(yaml.SequenceNode, node).value):
+                self._lines[*path, index] = item.start_mark.line + 1
+                value.append(self._value(item, (*path, index)))
+        self._open.remove(id(node))
+        return value
+
+    def _pairs(self, node: yaml.MappingNode, path: KeyPath) -> dict[str, tuple[yaml.Node, yaml.Node]]:
+        """A mapping's own pairs over those it merges with `<<`, of which earlier ones win."""
+        own: dict[str, tuple[yaml.Node, yaml.Node]] = {}
+        merged: dict[str, tuple[yaml.Node, yaml.Node]] = {}
+        for key, value in node.value:
+            line = key.start_mark.line + 1
+            if not isinstance(key, yaml.ScalarNode):
+                self.problems.add(_Problem(line, _dotted(path), "a key should be plain text, not a list or a mapping"))
+            elif key.value == _MERGE and key.tag == _PLAIN:
+                for source in value.value if isinstance(value, yaml.SequenceNode) else [value]:
+                    if not isinstance(source, yaml.MappingNode) or id(source) in self._open:
+                        problem = "should name one mapping from elsewhere, or a list of them"
+                        self.problems.add(_Problem(line, _dotted((*path, _MERGE)), problem))
+                        continue
+                    self._open.add(id(source))
+                    merged = self._pairs(source, path) | merged
+                    self._open.remove(id(source))
+            elif key.value in own:
+                first = own[key.value][0].start_mark.line + 1
+                self.problems.add(_Problem(line, _dotted((*path, key.value)), f"the key is already on line {first}"))
+            else:
+                own[key.value] = (key, value)
+        return merged | own
+
+    def _scalar(self, node: yaml.ScalarNode, path: KeyPath) -> JsonValue:
+        if node.tag not in (_PLAIN, _STR):
+            return self._refuse(path, _TAGGED)
+        names: list[str] = []
+        text = _REFERENCE.sub(lambda reference: self._replacement(reference, path, names), node.value)
+        if not names:
+            return _typed(text) if node.tag == _PLAIN else text
+        self.expanded[path] = text
+        self._variables[path] = ", ".join(f"${{{name}}}" for name in names)
+        return _typed(text) if re.fullmatch(r"\$\{[^}]*\}", node.value) else text
+
+    def _replacement(self, reference: re.Match[str], path: KeyPath, names: list[str]) -> str:
+        if reference[0] == "$$":
+            return "$"
+        variable = _VARIABLE.fullmatch(reference["inside"])
+        if variable is None or not reference["closed"]:
+            self._refuse(path, "should hold ${NAME} or ${NAME:-default}, not nested; write $$ for a dollar sign")
+            return ""
+        name = variable["name"]
+        names.append(name)
+        value = self._env.get(name, "") or variable["value"] or ""
+        if not value and variable["default"] is None:
+            state = "empty" if name in self._env else "not set"
+            advice = f"set it, or write ${{{name}:-}} if it may be empty"
+            self._refuse(path, f"the environment variable {name} is {state}; {advice}")
+        return value
+
+
+def _give_the_only_pool(data: JsonValue) -> None:
+    match data:
+        case {"models": list(models), "pools": dict(pools)} if len(pools) == 1:
+            for model in models:
+                if isinstance(model, dict) and model.get("pool") is None:
+                    model["pool"] = next(iter(pools))
+
+
+def _validate(document: _Document, data: JsonValue) -> tuple[Config | None, list[ErrorDetails]]:
+    """Tries twice: what the environment holds may look like a number where text is wanted, as many a key does."""
+    errors: list[ErrorDetails] = []
+    for _ in range(2):
+        try:
+            return Config.model_validate(data), []
+        except ValidationError as error:
+            # A default that could not be made is the echo of an error that is in the list already.
+            errors = [e for e in error.errors(include_url=False) if e["type"] != "default_factory_not_called"]
+        wants_text = {document.known(_path(e)) for e in errors if e["type"] == "string_type"}
+        for path in wants_text & document.expanded.keys():
+            parent = cast(Any, data)
+            for part in path[:-1]:
+                parent = parent[part]
+            parent[path[-1]] = document.expanded[path]
+    return None, errors
+
+
+def _cross_check(data: JsonValue) -> Iterator[tuple[KeyPath, str]]:
+    """What no section can see alone. It reads the plain data, so that it works beside errors elsewhere in the file."""
+    sections = data if isinstance(data, dict) else {}
+    models, pools = sections.get("models"), sections.get("pools")
+    if not isinstance(models, list) or not isinstance(pools, dict):
+        return
+    used: set[JsonValue] = set()
+    names: dict[str, str] = {}
+    for index, model in enumerate(models):
+        if not isinstance(model, dict):
+            continue
+        pool = model.get("pool")
+        if isinstance(pool, str):
+            used.add(pool)
+            if pool not in pools:
+                yield ("models", index, "pool"), f"names no pool of this file{_nearest(pool, pools)}"
+        for path, name in _served_names(model):
+            where = _dotted(("models", index, *path))
+            if name in names:
+                yield ("models", index, *path), f"gives a name that {names[name]} has already; a name means one model"
+            names.setdefault(name, where)
+    if all(isinstance(model, dict) and isinstance(model.get("pool"), str) for model in models):
+        # Engines that get no requests are capacity that somebody counts on: nearly always a name that was misspelt.
+        for pool in pools.keys() - used:
+            yield ("pools", pool), f"no model uses this pool; give a model `pool: {pool}`, or take the pool out"
+
+
+def _served_names(model: dict[str, JsonValue]) -> Iterator[tuple[KeyPath, str]]:
+    given = model.get("served_model_name")
+    if isinstance(given, list):
+        yield from ((("served_model_name", i), name) for i, name in enumerate(given) if isinstance(name, str))
+    elif isinstance(given, str):
+        yield ("served_model_name",), given
+    elif given is None and isinstance(path := model.get("model"), str):
+        yield ("model",), _default_served_name(path)
+
+
+def _nearest(word: str, known: Mapping[str, object]) -> str:
+    matches = difflib.get_close_matches(word, known, 1)
+    return f"; did you mean {matches[0]}?" if matches else f"; expected one of {', '.join(known)}"
+
+
+_SECTIONS: dict[str, type[_Section]] = {
+    "server": ServerConfig,
+    "models[]": ModelConfig,
+    "pools.<name>": PoolConfig,
+    "pools.<name>.engines[]": EngineConfig,
+}
+
+
+def _unknown_key(path: KeyPath) -> str:
+    key = str(path[-1])
+    homes = [f"it belongs in {title}" for title, section in _SECTIONS.items() if key in section.model_fields]
+    return f"unknown key; {homes[0]}" if homes else f"unknown key{_nearest(key, _section(path[:-1]).model_fields)}"
+
+
+def _section(path: KeyPath) -> type[_Section]:
+    match path:
+        case ("server",):
+            return ServerConfig
+        case ("models", int()):
+            return ModelConfig
+        case ("pools", str()):
+            return PoolConfig
+        case ("pools", str(), "engines", int()):
+            return EngineConfig
+        case _:
+            return Config
+
+
+_EXPECTATIONS = {
+    "bool_type": "should be true or false",
+    "dict_type": "should be a mapping",
+    "float_type": "should be a number",
+    "int_from_float": "should be a whole number",
+    "int_type": "should be a whole number",
+    "list_type": "should be a list",
+    "model_type": "should be a mapping",
+    "string_too_short": "should not be empty",
+    "string_type": "should be text",
+    "too_short": "should hold at least one entry",
+}
+
+
+def _path(error: ErrorDetails) -> KeyPath:
+    return tuple(part for part in error["loc"] if part != "[key]")
+
+
+def _message(path: KeyPath, error: ErrorDetails, shown: str) -> str:
+    match error["type"]:
+        case "extra_forbidden":
+            return _unknown_key(path)
+        case "missing":
+            meaning = _section(path[:-1]).model_fields[str(path[-1])].description or ""
+            return f"missing: {' '.join(meaning.split())}"
+        case "value_error":
+            return str(error["ctx"]["error"])
+        case "string_too_short" | "too_short" as kind:
+            return _EXPECTATIONS[kind]
+        case kind:
+            expected = _EXPECTATIONS.get(kind) or error["msg"].replace("Input should", "should", 1)
+            return f"{expected}, got {shown}" if shown else expected
+
+
+def reference() -> str:
+    """Every key as a Markdown table: what `config/reference.md` holds."""
+    lines = [
+        "# Configuration reference",
+        "",
+        "Made by `python -m proxy.config > config/reference.md`, so change `proxy/config.py` and not this file.",
+        "Keys that mean the same as a vLLM flag bear its name. Unknown and duplicate keys are refused.",
+        "",
+        "Any value may hold `${NAME}` or `${NAME:-default}` from the environment. The default also stands in for an",
+        "empty variable; one that is empty or not set is an error where there is no default. `$$` is a dollar sign.",
+        "A key without a value is a key left out. Relative paths are relative to the working directory.",
+    ]
+    sections: list[tuple[str, type[_Section]]] = [("The file", Config)]
+    sections += [(f"`{title}`", section) for title, section in _SECTIONS.items()]
+    for title, section in sections:
+        schema = section.model_json_schema()
+        lines += ["", f"## {title}", "", str(section.__doc__), ""]
+        lines += ["| key | type | default | meaning |", "|---|---|---|---|"]
+        for key, field in section.model_fields.items():
+            prop = schema["properties"][key]
+            default = "required" if field.is_required() else _default(prop)
+            meaning = " ".join((field.description or "").split())
+            lines.append(f"| `{key}` | {_type(prop)} | {default} | {meaning} |")
+    return "\n".join(lines) + "\n"
+
+
+def _default(prop: dict[str, Any]) -> str:
+    match prop.get("default"):
+        case None | dict():
+            return ""
+        case bool(value):
+            return f"`{str(value).lower()}`"
+        case value:
+            return f"`{value}`"
+
+
+def _type(prop: dict[str, Any]) -> str:
+    match prop:
+        case {"anyOf": [only, {"type": "null"}]}:
+            return _type(only)
+        case {"enum": values}:
+            return ", ".join(f"`{value}`" for value in values)
+        case {"const": value}:
+            return f"`{value}`"
+        case {"format": "password"}:
+            return "text, secret"
+        case {"type": "array", "items": {"type": "string"}}:
+            return "text, or a list of texts"
+        case {"type": "array"}:
+            return "list"
+        case {"type": "object"} | {"$ref": _}:
+            return "mapping"
+        case {"type": "boolean"}:
+            return "true or false"
+        case {"type": "integer" | "number" as kind}:
+            bounds = (("minimum", "at least"), ("exclusiveMinimum", "above"), ("maximum", "at most"))
+            limits = [f", {words} {prop[bound]:g}" for bound, words in bounds if bound in prop]
+            return ("whole number" if kind == "integer" else "number") + "".join(limits)
+        case _:
+            return "text"
+
+
+if __name__ == "__main__":
+    print(reference(), end="")

@@ -1,0 +1,167 @@
+"""What every token id of a tokenizer stands for, as text or bytes, worked out once when a model is loaded.
+
+Most decoders of the `tokenizers` library write each token's bytes one after the other, whatever stands around it:
+byte-level BPE, and SentencePiece's word boundary mark with byte fallback. For those a table replaces the library, and a
+token costs one look-up (`detokenizer.TableDecoder`). The few exceptions at the very start of a text are two numbers in
+`TableRules`. A decoder of any other kind leaves `table` None and is run by the library (`detokenizer.WindowDecoder`).
+"""
+
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from tokenizers import Tokenizer
+
+Piece = str | bytes | None
+"""A token's text; its bytes where they are not whole characters; None for an id that means nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableRules:
+    """How a table decoder's text differs from the plain concatenation of its pieces.
+
+    `lead_spaces`: so many spaces are taken off the start of the text (`Strip` in the library). `first_loses`: the mark
+    that the first token loses (`Metaspace`). `each_byte`: bytes that are no character become one U+FFFD each
+    (`ByteFallback`) instead of one per broken sequence.
+    """
+
+    lead_spaces: int = 0
+    first_loses: str | None = None
+    each_byte: bool = False
+
+
+class Vocabulary:
+    """The tokens of one tokenizer. `size` is the highest id plus one; ids at or above it decode to nothing."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+        by_text = tokenizer.get_vocab(with_added_tokens=True)
+        self.size = max(by_text.values(), default=-1) + 1
+        added = tokenizer.get_added_tokens_decoder()
+        self.added_ids: frozenset[int] = frozenset(added)
+        self.special_ids: frozenset[int] = frozenset(i for i, token in added.items() if token.special)
+        self.special_texts: tuple[str, ...] = tuple(token.content for token in added.values() if token.special)
+        self._added_texts = {i: token.content for i, token in added.items()}
+        reader = _reader(json.loads(tokenizer.to_str())["decoder"])
+        self.rules: TableRules | None = None
+        self.table: list[Piece] | None = None
+        if reader is not None:
+            self.rules, piece = reader
+            self.table = [None] * self.size
+            for text, token_id in by_text.items():
+                self.table[token_id] = piece(text)
+
+    @cached_property
+    def shown_table(self) -> list[Piece]:
+        """`table` with the special tokens left out, as `skip_special_tokens` shows it."""
+        assert self.table is not None
+        shown = list(self.table)
+        for token_id in self.special_ids:
+            shown[token_id] = None
+        return shown
+
+    def first_piece(self, token_id: int) -> Piece:
+        """What a token stands for at the start of a text, where `rules.first_loses` takes its mark away."""
+        assert self.table is not None and self.rules is not None
+        mark, text = self.rules.first_loses, self.tokenizer.id_to_token(token_id)
+        return text.replace(mark, "") if mark and text and mark in text else self.table[token_id]
+
+    def bytes_of(self, token_id: int) -> bytes:
+        """The exact bytes of one token, special or not; empty for an id outside the vocabulary."""
+        if not 0 <= token_id < self.size:
+            return b""
+        if self.table is None:
+            return self.text_of(token_id).encode()
+        piece = self.table[token_id]
+        return piece.encode() if isinstance(piece, str) else piece or b""
+
+    def text_of(self, token_id: int) -> str:
+        """One token as text, a broken character as U+FFFD."""
+        if not 0 <= token_id < self.size:
+            return ""
+        if self.table is None:
+            return self._added_texts.get(token_id) or self.tokenizer.decode([token_id], skip_special_tokens=False)
+        piece = self.table[token_id]
+        return piece.decode("utf-8", "replace") if isinstance(piece, bytes) else piece or ""
+
+    def added_text(self, token_id: int) -> str | None:
+        """The text of an added token as it was declared, None for any other id."""
+        return self._added_texts.get(token_id)
+
+
+def _byte_of_char() -> dict[str, int]:
+    """GPT-2's alphabet: printable Latin-1 stands for itself, the other bytes for the characters from U+0100 on."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(b): b for b in printable} | {chr(0x100 + i): b for i, b in enumerate(others)}
+
+
+_BYTE_OF_CHAR = _byte_of_char()
+
+
+def _whole(data: bytes) -> str | bytes:
+    """`data` as text where it consists of whole characters."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return data
+
+
+def _byte_level(text: str) -> Piece:
+    """A token with a character outside the alphabet, as added tokens may have, stands for its own UTF-8 bytes."""
+    try:
+        return _whole(bytes([_BYTE_OF_CHAR[c] for c in text]))
+    except KeyError:
+        return text
+
+
+def _fallback_byte(text: str) -> bytes | None:
+    """The byte that a token such as `<0xE4>` stands for."""
+    if len(text) == 6 and text.startswith("<0x") and text.endswith(">"):
+        try:
+            return bytes([int(text[3:5], 16)])
+        except ValueError:
+            return None
+    return None
+
+
+def _reader(decoder: dict[str, Any] | None) -> Any:
+    """`(rules, text -> piece)` for a decoder that a table can stand for, None for any other.
+
+    Read off the `decoder` object of tokenizer.json. The order of a sequence matters: `Strip` means the start of the
+    whole text only after `Fuse`, and the start of every token before it.
+    """
+    if decoder is None:
+        return None
+    steps = decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]
+    if [step["type"] for step in steps] == ["ByteLevel"]:
+        return TableRules(), _byte_level
+
+    replacements: list[tuple[str, str]] = []
+    byte_fallback = fused = False
+    lead_spaces, first_loses = 0, None
+    for step in steps:
+        match step:
+            case {"type": "Replace", "pattern": {"String": str(old)}, "content": str(new)} if not fused:
+                replacements.append((old, new))
+            case {"type": "Metaspace", "replacement": str(mark), "prepend_scheme": scheme} if not fused:
+                replacements.append((mark, " "))
+                first_loses = mark if scheme != "never" else None
+            case {"type": "ByteFallback"} if not fused:
+                byte_fallback = True
+            case {"type": "Fuse"}:
+                fused = True
+            case {"type": "Strip", "content": " ", "start": int(start), "stop": 0} if fused:
+                lead_spaces += start
+            case _:
+                return None
+
+    def piece(text: str) -> Piece:
+        if byte_fallback and (byte := _fallback_byte(text)) is not None:
+            return _whole(byte)
+        for old, new in replacements:
+            text = text.replace(old, new)
+        return text
+
+    return TableRules(lead_spaces, first_loses, byte_fallback), piece

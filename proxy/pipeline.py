@@ -1,0 +1,251 @@
+"""render -> generate -> derender for one request: the only place that knows all three stages.
+
+A request is rendered to one `Job` per prompt; the jobs run side by side on the model's pool, and every engine event
+goes straight into the one `Answer` of the request, whose bytes go straight to the client. No queue and no task stands
+in between, except the tasks of several prompts.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from proxy.derender.answer import Answer, Form, Head, Prompts, StreamedAnswer, WholeAnswer
+from proxy.derender.chat import ChatForm
+from proxy.derender.choice import ChoiceContext, ChoiceStream
+from proxy.derender.completion import CompletionForm
+from proxy.derender.logprobs import LogprobWriter
+from proxy.derender.stop import StopRule
+from proxy.generate.engines.base import Flow
+from proxy.models import ServedModel
+from proxy.protocol.errors import ApiError
+from proxy.protocol.generate import GenerateRequest, JsonObject, Outcome, TokenDelta
+from proxy.protocol.openai import ChatRequest, CompletionRequest, GenerationRequest
+from proxy.render.messages import normalise
+from proxy.render.sampling import check_prompt_length, check_token_ids, sampling_params, truncated
+from proxy.render.structured_outputs import structured_outputs
+
+INLINE_CHARACTERS = 8192
+"""A longer text is tokenized in a thread, which takes the event loop's time off it but costs a switch."""
+
+MAX_PROMPTS = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One prompt, rendered. `text` is the prompt as text, where a response may repeat it. `prompt_only` drops what is
+    generated: the engine is asked for a token only because it cannot be asked for none."""
+
+    request: GenerateRequest
+    context: ChoiceContext
+    text: str = ""
+    prompt_only: bool = False
+
+
+class Writer(Protocol):
+    """Where an answer's bytes go. `write` never waits; when it says that too much is unsent, `ready` waits for it."""
+
+    def write(self, data: bytes) -> bool: ...
+    async def ready(self) -> None: ...
+
+
+async def encode(model: ServedModel, text: str, mark: str | None, *, add_special_tokens: bool) -> list[int]:
+    """The token ids of a text; `mark` as `escaping.py` left it."""
+    tokenizer = model.tokenizer.prompt
+
+    def run() -> list[int]:
+        if mark is None:
+            return tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        return tokenizer.encode_marked(text, mark, add_special_tokens=add_special_tokens)
+
+    return run() if len(text) <= INLINE_CHARACTERS else await asyncio.to_thread(run)
+
+
+async def render_messages(model: ServedModel, request: ChatRequest) -> tuple[list[int], list[JsonObject]]:
+    """The ids of a conversation, and the parts of it that only the engine can read."""
+    template = model.templates.select(request.chat_template, request.tools)
+    normal = normalise(
+        request.messages, content_format=template.content_format, knows_developer=template.knows_developer
+    )
+    messages, tools, documents, mark = normal.messages, request.tools, request.documents, None
+    if model.split_special_tokens:
+        escaped = model.tokenizer.escaper.escape(messages, tools, documents)
+        messages, tools, documents, mark = escaped.messages, escaped.tools, escaped.documents, escaped.mark
+    kwargs = {**model.default_chat_template_kwargs, **(request.chat_template_kwargs or {})}
+    if request.reasoning_effort is not None:
+        kwargs["reasoning_effort"] = request.reasoning_effort
+    text = model.templates.render(
+        messages,
+        tools=tools,
+        documents=documents,
+        template=request.chat_template,
+        add_generation_prompt=request.generation_prompt,
+        continue_final_message=bool(request.continue_final_message),
+        kwargs=kwargs,
+    )
+    ids = await encode(model, text, mark, add_special_tokens=bool(request.add_special_tokens))
+    return ids, [dict(part) for part in normal.content_parts]
+
+
+async def render_chat(model: ServedModel, request: ChatRequest, request_id: str) -> Job:
+    """Raises `ApiError` for whatever cannot be asked of this model."""
+    request.check()
+    token_ids, content_parts = await render_messages(model, request)
+    job = _job(model, request, token_ids, request_id)
+    return replace(job, request=replace(job.request, content_parts=content_parts))
+
+
+async def render_completion(model: ServedModel, request: CompletionRequest, request_id: str) -> list[Job]:
+    """One job per prompt. Raises `ApiError` for whatever cannot be asked of this model."""
+    request.check()
+    prompts = request.prompts
+    special = request.add_special_tokens is not False
+    jobs = []
+    for number, prompt in enumerate(prompts):
+        if isinstance(prompt, str):
+            token_ids = await encode(model, prompt, None, add_special_tokens=special)
+        else:
+            token_ids = prompt
+            check_token_ids(token_ids, model.limits.vocabulary_size, "prompt")
+        job = _job(model, request, token_ids, f"{request_id}-{number}" if len(prompts) > 1 else request_id)
+        if request.echo:
+            kept = job.request.token_ids
+            whole = isinstance(prompt, str) and len(kept) == len(token_ids)
+            text = prompt if whole else model.tokenizer.prompt.decode(kept, skip_special_tokens=False)
+            job = replace(job, text=str(text), prompt_only=request.max_tokens == 0)
+        jobs.append(job)
+    return jobs
+
+
+def _job(model: ServedModel, request: GenerationRequest, token_ids: list[int], request_id: str) -> Job:
+    token_ids = truncated(token_ids, request.truncate_prompt_tokens, model.limits.max_model_len)
+    check_prompt_length(len(token_ids), model.limits.max_model_len)
+    params = sampling_params(
+        request,
+        prompt_length=len(token_ids),
+        limits=model.limits,
+        defaults=model.defaults,
+        eos_token_ids=model.eos_token_ids,
+        structured_outputs=structured_outputs(request),
+    )
+    stop_ids = frozenset(request.stop_token_ids or ())
+    include_stop = bool(request.include_stop_str_in_output)
+    context = ChoiceContext(
+        vocabulary=model.tokenizer.vocabulary,
+        prompt_token_ids=token_ids,
+        end_token_ids=stop_ids if request.ignore_eos else stop_ids | model.eos_token_ids,
+        stop_token_ids=stop_ids,
+        stop=StopRule(request.stop, include_stop) if request.stop else None,
+        include_stop_str_in_output=include_stop,
+        min_tokens=request.min_tokens or 0,
+        skip_special_tokens=request.skip_special_tokens is not False,
+        spaces_between_special_tokens=request.spaces_between_special_tokens is not False,
+    )
+    generate = GenerateRequest(
+        request_id=request_id,
+        model=model.name,
+        token_ids=token_ids,
+        sampling_params=params,
+        # An engine's events never carry these; what comes back whole reaches the sink all the same.
+        stream="prompt_logprobs" not in params and request.kv_transfer_params is None,
+        cache_salt=request.cache_salt,
+        priority=request.priority or 0,
+        kv_transfer_params=request.kv_transfer_params,
+    )
+    return Job(generate, context)
+
+
+def chat_answer(model: ServedModel, request: ChatRequest, job: Job, head: Head) -> Answer:
+    last = request.messages[-1]
+    role = "assistant" if request.generation_prompt else str(last["role"])
+    content = last.get("content")
+    form = ChatForm(
+        role=role,
+        echo=content if request.echo and last["role"] == role and isinstance(content, str) else "",
+        logprobs=_logprob_writer(model, request, request.wanted_logprobs),
+        prompt_token_ids=job.request.token_ids if request.return_token_ids else None,
+        prompt_logprobs=_logprob_writer(model, request, request.prompt_logprobs),
+    )
+    return _answer(request, [job], head, form)
+
+
+def completion_answer(model: ServedModel, request: CompletionRequest, jobs: Sequence[Job], head: Head) -> Answer:
+    form = CompletionForm(
+        n=request.n or 1,
+        prompts=[job.text for job in jobs],
+        prompt_token_ids=[job.request.token_ids for job in jobs],
+        echo=bool(request.echo),
+        return_token_ids=bool(request.return_token_ids),
+        logprobs=_logprob_writer(model, request, request.wanted_logprobs),
+        prompt_logprobs=_logprob_writer(model, request, request.prompt_logprobs),
+    )
+    return _answer(request, jobs, head, form)
+
+
+def _logprob_writer(model: ServedModel, request: GenerationRequest, top: int | None) -> LogprobWriter | None:
+    if top is None:
+        return None
+    as_ids = request.return_tokens_as_token_ids
+    return LogprobWriter(
+        model.tokenizer.vocabulary, top, model.return_tokens_as_token_ids if as_ids is None else as_ids
+    )
+
+
+def _answer(request: GenerationRequest, jobs: Sequence[Job], head: Head, form: Form) -> Answer:
+    n = request.n or 1
+    streams = [ChoiceStream(job.context) for job in jobs for _ in range(n)]
+    prompts = Prompts([len(job.request.token_ids) for job in jobs], n)
+    if not request.stream:
+        return WholeAnswer(head, form, streams, prompts)
+    options = request.stream_options
+    include_usage = bool(options and options.include_usage)
+    return StreamedAnswer(
+        head,
+        form,
+        streams,
+        prompts,
+        include_usage=include_usage,
+        continuous_usage_stats=include_usage and bool(options and options.continuous_usage_stats),
+        return_token_ids=bool(request.return_token_ids),
+    )
+
+
+async def run(model: ServedModel, jobs: Sequence[Job], answer: Answer, writer: Writer) -> bytes:
+    """Generates all jobs into `answer`. The bytes that end it are returned, not written. Raises `ApiError`."""
+    if len(jobs) == 1:
+        outcomes = [await _run_one(model, jobs[0], 0, answer, writer)]
+    else:
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [
+                    group.create_task(_run_one(model, job, number * job.request.n, answer, writer))
+                    for number, job in enumerate(jobs)
+                ]
+        except* ApiError as failures:
+            raise _first(failures) from None
+        outcomes = [task.result() for task in tasks]
+    return answer.end(outcomes)
+
+
+def _first(failures: BaseExceptionGroup[BaseException]) -> BaseException:
+    first = failures.exceptions[0]
+    return _first(first) if isinstance(first, BaseExceptionGroup) else first
+
+
+async def _run_one(model: ServedModel, job: Job, first_choice: int, answer: Answer, writer: Writer) -> Outcome:
+    flow = Flow()
+    generating = set(range(job.request.n))  # the choices that the engine has not finished
+
+    def sink(events: list[TokenDelta]) -> None:
+        if job.prompt_only:
+            events = [TokenDelta(e.index, [], None, "length") for e in events if e.finish_reason is not None]
+        data = b"".join([answer.feed(first_choice + event.index, event) for event in events])
+        if data and writer.write(data):
+            flow.pause(writer.ready)
+        if job.context.stop is None:
+            return
+        generating.difference_update(event.index for event in events if event.finish_reason is not None)
+        if generating and all(answer.ended(first_choice + index) for index in generating):
+            flow.stop()
+
+    return await model.pool.generate(job.request, sink, flow)

@@ -1,0 +1,87 @@
+"""The token-in/token-out protocol of vLLM's `POST /inference/v1/generate`: what a render makes, what an engine answers.
+
+`GenerateRequest` is a plain dataclass because it is made here and sent as it is; `TokenDelta` is what every engine
+client, of whatever protocol, turns its events into.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, NotRequired, TypedDict
+
+JsonObject = dict[str, Any]
+"""JSON that is passed through untouched."""
+
+
+class TopLogprob(TypedDict):
+    token_id: int
+    logprob: float
+    rank: NotRequired[int | None]
+
+
+class TokenLogprob(TopLogprob):
+    """One generated token: its own log probability, and the alternatives by rank, itself included."""
+
+    top_logprobs: NotRequired[list[TopLogprob]]
+
+
+@dataclass(slots=True)
+class GenerateRequest:
+    """One prompt for a token engine. `token_ids` are within the model's vocabulary and at least one."""
+
+    request_id: str
+    model: str
+    token_ids: list[int]
+    sampling_params: JsonObject
+    stream: bool = True
+    cache_salt: str | None = None
+    priority: int = 0
+    kv_transfer_params: JsonObject | None = None
+    content_parts: list[JsonObject] = field(default_factory=list)
+
+    @property
+    def n(self) -> int:
+        return int(self.sampling_params.get("n", 1))
+
+    def wire(self) -> JsonObject:
+        """The request's JSON; what nobody set is left out, so that the engine's own defaults hold."""
+        body: JsonObject = {
+            "request_id": self.request_id,
+            "model": self.model,
+            "token_ids": self.token_ids,
+            "sampling_params": self.sampling_params,
+            "stream": self.stream,
+        }
+        if self.stream:
+            body["stream_options"] = {"include_usage": True}
+        if self.cache_salt is not None:
+            body["cache_salt"] = self.cache_salt
+        if self.priority:
+            body["priority"] = self.priority
+        if self.kv_transfer_params is not None:
+            body["kv_transfer_params"] = self.kv_transfer_params
+        if self.content_parts:
+            body["content_parts"] = self.content_parts
+        return body
+
+
+@dataclass(slots=True)
+class TokenDelta:
+    """What one engine event says of one choice.
+
+    `token_ids` are the new ids only, none negative. `logprobs`, where asked for, has one entry per id. `finish_reason`
+    is None until the choice's last event; `stop_reason` is the stop token's id, a stop string, or None.
+    """
+
+    index: int
+    token_ids: list[int]
+    logprobs: list[TokenLogprob] | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What an engine says of the whole request once it is over."""
+
+    usage: JsonObject | None = None
+    prompt_logprobs: list[JsonObject | None] | None = None
+    kv_transfer_params: JsonObject | None = None

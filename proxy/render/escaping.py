@@ -1,0 +1,176 @@
+"""Keeps the text of users from becoming control tokens.
+
+A tokenizer turns the text of a special token, `<|im_end|>` say, into that token wherever it stands, so that a user who
+writes it could end his own turn. Here each such text inside a system, developer, user or tool message, a tool or a
+document is broken by a mark after its first character, before the template runs; whoever encodes the prompt cuts it at
+the special tokens that are left, which the template or the assistant wrote, removes the marks from the pieces and
+encodes those as plain text.
+
+Promise: no special token's text begins inside escaped text, not even one that would end in the text after it (two
+parts that a template writes side by side); and `unescape` gives back every string exactly, also where a template wrote
+it as JSON in ASCII or as Python writes a list, which turns the mark into `\\ufdd0`. What the assistant said is left
+alone, as is everything when there is nothing to escape, which costs one search per string.
+
+Templates see the marked text. Only tokens that are marked special are escaped, so a template that looks for
+`</think>` in a message still finds it, where that token is not special.
+"""
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from proxy.protocol.errors import BadRequest
+from proxy.render.messages import Json, JsonObject
+
+_NONCHARACTERS = [chr(code) for code in range(0xFDD0, 0xFDF0)]
+_ANY_NONCHARACTER = re.compile(r"[\ufdd0-\ufdef]|\\ufd[de][0-9a-f]")
+_CODE_POINTS = 0x110000
+
+# Templates compare these with words of their own, so only whole special tokens are broken in them, as in keys.
+_NAMES = frozenset({"role", "type"})
+
+
+@dataclass(frozen=True, slots=True)
+class Escaped:
+    """`mark` is None when nothing had to be escaped; the rest is then the input itself."""
+
+    messages: list[JsonObject]
+    tools: list[JsonObject] | None
+    documents: list[JsonObject] | None
+    mark: str | None
+
+
+class SpecialTextEscaper:
+    """Made once per tokenizer from the texts of its special tokens.
+
+    A token of one character cannot be broken. It is replaced by 2d marks and the character that is d code points after
+    it, with the smallest d >= 1 for which that character occurs in no special token.
+    """
+
+    def __init__(self, special_tokens: Iterable[str]) -> None:
+        self._tokens = sorted({token for token in special_tokens if token})
+        self._shifts = _shifts([token for token in self._tokens if len(token) == 1], set("".join(self._tokens)))
+        self._whole = re.compile(_beginnings(self._tokens, cut_off=False))
+        self._whole_or_cut_off = re.compile(_beginnings(self._tokens, cut_off=True))
+
+    def escape(
+        self, messages: list[JsonObject], tools: list[JsonObject] | None, documents: list[JsonObject] | None
+    ) -> Escaped:
+        """Raises BadRequest when the text holds all of the noncharacters U+FDD0 to U+FDEF."""
+        guarded = [message for message in messages if not _is_assistant(message)]
+        if not any(self._pattern(name).search(text) for name, text in _strings([guarded, tools, documents])):
+            return Escaped(messages, tools, documents, None)
+        mark = self._unused_mark([messages, tools, documents])
+        return Escaped(
+            [message if _is_assistant(message) else self._marked(message, mark) for message in messages],
+            self._marked(tools, mark),
+            self._marked(documents, mark),
+            mark,
+        )
+
+    def _pattern(self, name: str | None) -> re.Pattern[str]:
+        return self._whole if name in _NAMES else self._whole_or_cut_off
+
+    def _marked(self, value: Json, mark: str, name: str | None = None) -> Json:
+        if isinstance(value, str):
+            return self._pattern(name).sub(lambda match: self._broken(match[0], mark), value)
+        if isinstance(value, list):
+            return [self._marked(item, mark, name) for item in value]
+        if isinstance(value, dict):
+            return {self._marked(key, mark, "role"): self._marked(item, mark, key) for key, item in value.items()}
+        return value
+
+    def _broken(self, first: str, mark: str) -> str:
+        if (shift := self._shifts.get(first)) is None:
+            return first + mark
+        return mark * (2 * shift) + chr((ord(first) + shift) % _CODE_POINTS)
+
+    def _unused_mark(self, values: Json) -> str:
+        used = {found for _, text in _strings(values) for found in _ANY_NONCHARACTER.findall(text)}
+        used.update(*self._tokens)
+        for mark in _NONCHARACTERS:
+            if mark not in used and _written_in_ascii(mark) not in used:
+                return mark
+        raise BadRequest(
+            "The request's text holds all of the noncharacters U+FDD0 to U+FDEF and the text of a special token; "
+            "remove one of the noncharacters.",
+            param="messages",
+        )
+
+
+def unescape(text: str, mark: str) -> str:
+    """The text as it was before `escape`."""
+    text = text.replace(_written_in_ascii(mark), mark)
+    if mark not in text:
+        return text
+    return re.sub(f"({mark}+)(.?)", _restored, text, flags=re.DOTALL)
+
+
+def _written_in_ascii(mark: str) -> str:
+    return f"\\u{ord(mark):04x}"
+
+
+def _restored(match: re.Match[str]) -> str:
+    marks, following = match.groups()
+    if (shift := len(marks) // 2) == 0 or not following:
+        return following
+    return chr((ord(following) - shift) % _CODE_POINTS)
+
+
+def _is_assistant(message: JsonObject) -> bool:
+    return message.get("role") == "assistant"
+
+
+def _strings(value: Json, name: str | None = None) -> Iterator[tuple[str | None, str]]:
+    """Every string inside with the key that it stands under; keys themselves as what they are, names."""
+    if isinstance(value, str):
+        yield name, value
+    elif isinstance(value, list):
+        for item in value:
+            yield from _strings(item, name)
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield "role", key
+            yield from _strings(item, key)
+
+
+def _shifts(singles: list[str], used: set[str]) -> dict[str, int]:
+    def usable(code: int) -> bool:
+        character = chr(code)
+        return character not in used and character not in _NONCHARACTERS and not 0xD800 <= code < 0xE000
+
+    return {
+        single: next(d for d in range(1, _CODE_POINTS) if usable((ord(single) + d) % _CODE_POINTS))
+        for single in singles
+    }
+
+
+class _Node(dict[str, "_Node"]):
+    ends = False
+
+
+def _beginnings(tokens: list[str], *, cut_off: bool) -> str:
+    """A pattern for the first character of each occurrence, overlapping ones too; with `cut_off` also of an occurrence
+    that the end of the text cuts off.
+
+    The tokens are laid out as a tree, so that the search at one place does not try a thousand tokens one by one.
+    """
+    root = _Node()
+    for token in tokens:
+        node = root
+        for character in token:
+            node = node.setdefault(character, _Node())
+        node.ends = True
+    firsts = [
+        re.escape(first) + ("" if node.ends else f"(?={_rest(node, cut_off)})") for first, node in sorted(root.items())
+    ]
+    return "|".join(firsts) or "(?!)"
+
+
+def _rest(node: _Node, cut_off: bool) -> str:
+    if node.ends:
+        return ""
+    ways = [re.escape(character) + _rest(child, cut_off) for character, child in sorted(node.items())]
+    if cut_off:
+        ways.append(r"\Z")
+    return ways[0] if len(ways) == 1 else f"(?:{'|'.join(ways)})"
