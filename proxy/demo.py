@@ -8,7 +8,6 @@ The proxy is served in this process. An engine that dies takes the demo with it.
 import http.client
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -18,17 +17,17 @@ from collections.abc import Callable
 from types import FrameType
 from typing import IO, Any, Final, NoReturn
 
-from proxy.embedded import MODEL_NAME, EmbeddedMissing, model_path
+from proxy import CannotStart
+from proxy.app import serve
+from proxy.config import Config
+from proxy.embedded import MODEL_NAME, model_path
+from proxy.embedded.server import listen
 
 _LOADING: Final = 60.0  # seconds until an engine that does not answer is given up
 _POLL: Final = 0.1
 _LEAVING: Final = 10.0
 _FRAMES: Final = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 _NO_REPLY: Final = (OSError, http.client.HTTPException)
-
-
-class DemoError(RuntimeError):
-    """What keeps the demo from running, in words for whoever started it."""
 
 
 def demo_config(host: str, port: int, engine_url: str) -> dict[str, Any]:
@@ -41,23 +40,11 @@ def demo_config(host: str, port: int, engine_url: str) -> dict[str, Any]:
 
 
 def run_demo(host: str, port: int) -> None:
-    """Run the demo until SIGINT or SIGTERM; exits with a message and code 1 where it cannot."""
-    signal.signal(signal.SIGTERM, _leave)
-    try:
-        _run(host, port)
-    except (DemoError, EmbeddedMissing) as error:
-        sys.exit(f"demo: {error}")
-    except KeyboardInterrupt:
-        sys.exit(130)
-
-
-def _run(host: str, port: int) -> None:
-    from proxy.app import serve
-    from proxy.config import Config
-
+    """Run the demo until SIGINT or SIGTERM. Raises `CannotStart`, also when the engine dies later."""
+    signal.signal(signal.SIGTERM, _leave)  # until the proxy serves and has its own way of stopping
     model_path()
-    port = free_port(host, port)
-    engine_port = free_port("127.0.0.1", 0)
+    port = _free_port(host, port)
+    engine_port = _free_port("127.0.0.1", 0)
     command = [sys.executable, "-m", "proxy", "engine", "--host", "127.0.0.1", "--port", str(engine_port)]
     engine = EngineProcess([*command, "--until-stdin-closes"])
     try:
@@ -67,7 +54,7 @@ def _run(host: str, port: int) -> None:
         serve(config, on_ready=lambda: print(invitation(host, port), flush=True))
     finally:
         if engine.died:
-            raise DemoError(engine.last_words())
+            raise CannotStart(engine.last_words())
         engine.stop()
 
 
@@ -167,9 +154,9 @@ def _wait_until_healthy(engine: EngineProcess, port: int, progress: Progress) ->
     try:
         while not _is_healthy(port):
             if engine.died:
-                raise DemoError(engine.last_words())
+                raise CannotStart(engine.last_words())
             if time.monotonic() > deadline:
-                raise DemoError(
+                raise CannotStart(
                     f"the embedded engine did not answer within {_LOADING:.0f} s; is the machine very busy?"
                 )
             progress.tick()
@@ -191,15 +178,11 @@ def _is_healthy(port: int) -> bool:
         connection.close()
 
 
-def free_port(host: str, port: int) -> int:
-    """The port itself, or any free one for 0. Raises `DemoError` if it cannot be had."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        with socket.create_server((host, port), family=family) as listener:
-            chosen: int = listener.getsockname()[1]
-            return chosen
-    except OSError as error:
-        raise DemoError(f"cannot listen on {host}:{port}: {error.strerror}; choose another port with --port") from None
+def _free_port(host: str, port: int) -> int:
+    """The port itself if it is free, for 0 any that is. Raises `CannotStart`."""
+    with listen(host, port) as listener:
+        free: int = listener.getsockname()[1]
+        return free
 
 
 def invitation(host: str, port: int) -> str:

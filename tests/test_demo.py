@@ -1,4 +1,4 @@
-"""The demo without its app: its configuration, what it prints, and that no engine outlives its demo."""
+"""The demo: its configuration, what it prints, that it works, and that no engine outlives it."""
 
 import ast
 import io
@@ -7,19 +7,23 @@ import os
 import re
 import select
 import shlex
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import threading
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 import yaml
+from openai import OpenAI
 
-from proxy import demo
-from proxy.demo import DemoError, EngineProcess, Progress, demo_config, free_port, invitation
-from proxy.embedded import EmbeddedMissing, model_path
+from proxy import CannotStart, demo
+from proxy.config import Config
+from proxy.demo import EngineProcess, Progress, demo_config, invitation
+from proxy.embedded import MODEL_NAME, EmbeddedMissing, model_path
 
 UNTIL_STDIN_CLOSES = "import sys; print('loaded', file=sys.stderr); sys.stdin.read()"
 
@@ -40,8 +44,6 @@ def test_the_configuration_file_of_the_demo_says_the_same() -> None:
 
 
 def test_the_configuration_is_valid() -> None:
-    from proxy.config import Config
-
     config = Config.model_validate(demo_config("0.0.0.0", 8001, "http://127.0.0.1:8200"))
     assert (config.server.host, config.server.port) == ("0.0.0.0", 8001)
 
@@ -72,8 +74,8 @@ def test_the_invitation_can_be_pasted(host: str, base_url: str) -> None:
 def test_a_taken_port_is_named_with_what_to_do() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(DemoError, match=rf"127\.0\.0\.1:{port}.*--port"):
-            free_port("127.0.0.1", port)
+        with pytest.raises(CannotStart, match=rf"127\.0\.0\.1:{port}: Address already in use.*--port"):
+            demo.run_demo("127.0.0.1", port)
 
 
 def test_a_missing_model_is_an_error_with_both_commands(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,20 +161,60 @@ def test_an_engine_ends_with_its_demo_even_if_that_is_killed() -> None:
     assert ended
 
 
-def test_an_engine_that_dies_at_its_start_ends_the_demo_with_its_last_words(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    def stillborn(_command: list[str]) -> EngineProcess:
-        return engine_of("import sys; sys.exit('the model is broken')")
+def test_an_engine_that_dies_at_its_start_ends_the_demo_with_its_last_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo, "EngineProcess", lambda _: engine_of("import sys; sys.exit('the model is broken')"))
+    with pytest.raises(CannotStart, match="the model is broken"):
+        demo.run_demo("127.0.0.1", 0)
 
-    def serve(_config: Any, *, on_ready: Any) -> None:
-        raise AssertionError("the proxy was started without an engine")
 
-    monkeypatch.setattr(demo, "EngineProcess", stillborn)
-    monkeypatch.setitem(sys.modules, "proxy.app", type("app", (), {"serve": staticmethod(serve)}))
+@pytest.fixture(autouse=True)
+def signals_as_before() -> Iterator[None]:
     before = signal.getsignal(signal.SIGTERM)
-    try:
-        with pytest.raises(SystemExit, match="the model is broken"):
-            demo.run_demo("127.0.0.1", 0)
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def running_demo() -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A demo that is ready, and its base URL."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "proxy", "demo", "--port", "0"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        text = ""
+        while "Ctrl-C ends both." not in text and (line := process.stdout.readline()):
+            text += line
+        served = re.search(r"is served at (\S+)", text)
+        assert served, text
+        yield process, served[1]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_demo_answers_the_openai_sdk_and_ends_cleanly(number: signal.Signals) -> None:
+    with running_demo() as (process, base_url):
+        with OpenAI(base_url=base_url, api_key="none") as client:
+            chunks = client.chat.completions.create(
+                model=MODEL_NAME, messages=[{"role": "user", "content": "Hi"}], stream=True, max_tokens=8, temperature=0
+            )
+            text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+        process.send_signal(number)
+        _, stderr = process.communicate()
+
+    assert text
+    assert process.returncode == 0
+    assert "Traceback" not in stderr
+
+
+@pytest.mark.skipif(shutil.which("pgrep") is None, reason="needs pgrep to find the engine")
+def test_an_engine_that_dies_later_ends_the_demo_and_is_said() -> None:
+    with running_demo() as (process, _):
+        engine = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, check=True, text=True).stdout
+        os.kill(int(engine), signal.SIGKILL)
+        _, stderr = process.communicate()
+
+    assert process.returncode == 1
+    assert "the embedded engine ended by itself (signal SIGKILL)" in stderr
+    assert "Traceback" not in stderr

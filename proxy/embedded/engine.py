@@ -1,7 +1,8 @@
 """The embedded engine without its HTTP face: requests in, events into a sink, at most eight sequences at a time.
 
 Sequences wait for a slot of llama.cpp in the order in which they came. A slot keeps what its last sequence left in the
-cache, so the next one gets the slot where it finds most of its own prompt.
+cache, so the next one gets the slot where it finds most of its own prompt. Long prompts are read in chunks, between
+which the other sequences get their tokens.
 Cancelling `generate` frees its slots at once; `abort` ends it with the finish reason `abort`.
 """
 
@@ -13,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from proxy.embedded.choice import Choice
-from proxy.embedded.llama import Llama
+from proxy.embedded.llama import CHUNK, Llama
 from proxy.embedded.sampling import GenerateRequest
 
 Sink = Callable[[dict[str, Any]], Awaitable[None]]
@@ -46,14 +47,14 @@ class Slots:
         self._idle: dict[int, Sequence[int]] = dict.fromkeys(range(count), ())  # the longest idle first
 
     @asynccontextmanager
-    async def hold(self, choice: Choice) -> AsyncIterator[int]:
-        """A slot for the choice, which stays its own until the end of the block."""
+    async def hold(self, choice: Choice) -> AsyncIterator[tuple[int, int]]:
+        """A slot, the choice's own until the end of the block, and how many tokens of its prompt are there already."""
         prompt = choice.request.token_ids
         async with self._turn:
             slot = pick_slot(self._idle, prompt)
-            del self._idle[slot]
+            known = _common_prefix(self._idle.pop(slot), prompt)
             try:
-                yield slot
+                yield slot, known
             finally:
                 self._idle[slot] = (*prompt, *choice.output)
 
@@ -134,9 +135,12 @@ class Engine:
             raise failures.exceptions[0] from None
 
     async def _one(self, choice: Choice, sink: Sink) -> None:
-        async with self._slots.hold(choice) as slot:
+        prompt = choice.request.token_ids
+        async with self._slots.hold(choice) as (slot, known):
+            for end in range(known + CHUNK, len(prompt), CHUNK):
+                await self._llama.read(prompt[:end], slot)
             while choice.finish_reason is None:
                 token = await self._llama.next_token(
-                    [*choice.request.token_ids, *choice.output], slot, choice.next_settings(), choice.ranked
+                    [*prompt, *choice.output], slot, choice.next_settings(), choice.ranked
                 )
                 await sink(choice.feed(token))

@@ -21,7 +21,8 @@ from proxy.embedded.choice import Token
 PARALLEL: Final = 8
 CONTEXT: Final = 4096  # tokens of prompt and output together; every slot has room for as many
 
-_BATCH: Final = 128  # prompt tokens per pass: how long a long prompt holds up the other streams
+CHUNK: Final = 64  # prompt tokens read at once: how long a long prompt holds up the other streams
+
 _CERTAIN: Final = 1000.0  # a logit bias that leaves no other token a chance
 
 
@@ -53,11 +54,15 @@ class Llama:
         await self._session.close()
         self._server = None  # the last reference: its destructor stops the threads
 
+    async def read(self, token_ids: Sequence[int], slot: int) -> None:
+        """Take the start of a prompt into the slot's cache."""
+        await self._complete(token_ids, slot, {"n_predict": 0})
+
     async def next_token(
         self, token_ids: Sequence[int], slot: int, settings: Mapping[str, Any], ranked: int = 0
     ) -> Token:
         """The token after `token_ids`, with the `ranked` most likely ones. Cancelling it stops the step."""
-        answer = await self._complete(token_ids, slot, settings, ranked)
+        answer = await self._complete(token_ids, slot, {**settings, "n_predict": 1, "n_probs": ranked})
         [token_id] = answer["tokens"]
         if not ranked:
             return Token(token_id)
@@ -75,20 +80,16 @@ class Llama:
         self, token_ids: Sequence[int], slot: int, settings: Mapping[str, Any], count: int
     ) -> tuple[tuple[int, float], ...]:
         """The most likely next tokens. Logprobs are of raw logits: a bias that decides the sampling does not show."""
-        certain = {**settings, "logit_bias": [[self._eos_token_id, _CERTAIN]], "temperature": 0}
-        answer = await self._complete(token_ids, slot, certain, count)
+        certain = {"logit_bias": [[self._eos_token_id, _CERTAIN]], "temperature": 0, "n_predict": 1, "n_probs": count}
+        answer = await self._complete(token_ids, slot, {**settings, **certain})
         return _ranking(answer["completion_probabilities"][0])
 
-    async def _complete(
-        self, token_ids: Sequence[int], slot: int, settings: Mapping[str, Any], ranked: int
-    ) -> dict[str, Any]:
+    async def _complete(self, token_ids: Sequence[int], slot: int, settings: Mapping[str, Any]) -> dict[str, Any]:
         body = orjson.dumps(
             {
                 **settings,
                 "prompt": token_ids,
                 "id_slot": slot,
-                "n_predict": 1,
-                "n_probs": ranked,
                 "stream": False,
                 "cache_prompt": True,
                 "return_tokens": True,
@@ -125,7 +126,8 @@ def _load(model: Path, key: str) -> Any:
     params.n_parallel = PARALLEL
     params.n_ctx = PARALLEL * CONTEXT
     params.kv_unified = True
-    params.n_batch = params.n_ubatch = _BATCH
+    params.n_batch = PARALLEL * CHUNK  # a pass is filled in the order of slots, so it must have room for all of them
+    params.n_ubatch = 2 * CHUNK
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = 1
     params.n_threads_http = 4 * PARALLEL
     params.cache_ram_mib = 0

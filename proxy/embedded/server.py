@@ -8,7 +8,6 @@ import asyncio
 import os
 import signal
 import socket
-import sys
 import threading
 import time
 import uuid
@@ -20,7 +19,8 @@ from typing import Any, Final
 import orjson
 from aiohttp import web
 
-from proxy.embedded import MODEL_NAME, EmbeddedMissing, model_path
+from proxy import CannotStart
+from proxy.embedded import MODEL_NAME, model_path
 from proxy.embedded.engine import Engine, Generation
 from proxy.embedded.llama import CONTEXT, PARALLEL, Llama, LlamaError
 from proxy.embedded.sampling import bad_request, parse_request
@@ -186,14 +186,17 @@ def _json(data: dict[str, Any], status: int = 200) -> web.Response:
 
 def _read_model(path: Path) -> GgufModel:
     with path.open("rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as data:
-        return read_gguf(data)
+        try:
+            return read_gguf(data)
+        except GgufError as error:
+            raise CannotStart(f"{path}: {error}") from None
 
 
 async def serve_engine(host: str, port: int, *, until_stdin_closes: bool = False) -> None:
     """Serve until SIGINT or SIGTERM or, if told so, until standard input ends, as it does when the parent dies.
 
     A port of 0 takes a free one; the line on standard output names it once the engine is ready.
-    Raises `EmbeddedMissing` without runtime or model, and `OSError` if the port cannot be had.
+    Raises `CannotStart`, without runtime or model an `EmbeddedMissing`.
     """
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -202,7 +205,7 @@ async def serve_engine(host: str, port: int, *, until_stdin_closes: bool = False
     if until_stdin_closes:
         threading.Thread(target=_watch_stdin, args=(loop, stop), daemon=True).start()
     path = model_path()
-    with _listen(host, port) as listener:
+    with listen(host, port) as listener:
         model = _read_model(path)
         eos_token_ids = [token_id for token_id in (model.eos_token_id, model.eot_token_id) if token_id is not None]
         llama = await Llama.start(path, eos_token_id=eos_token_ids[0], vocab_size=model.vocab_size)
@@ -220,19 +223,18 @@ async def serve_engine(host: str, port: int, *, until_stdin_closes: bool = False
 
 
 def run(host: str, port: int, *, until_stdin_closes: bool = False) -> None:
-    """`serve_engine` as a program of its own; what keeps it from starting is a message and exit code 1."""
-    try:
-        asyncio.run(serve_engine(host, port, until_stdin_closes=until_stdin_closes))
-    except (EmbeddedMissing, GgufError, OSError) as error:
-        sys.exit(f"embedded engine: {error}")
+    """`serve_engine` as a program of its own."""
+    asyncio.run(serve_engine(host, port, until_stdin_closes=until_stdin_closes))
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket; a port of 0 takes a free one. Raises `CannotStart`."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family, backlog=128)
     except OSError as error:
-        raise OSError(f"cannot listen on {host}:{port}: {error.strerror}; choose another port with --port") from None
+        reason = os.strerror(error.errno) if error.errno else error
+        raise CannotStart(f"cannot listen on {host}:{port}: {reason}; choose another with --host and --port") from None
 
 
 def _watch_stdin(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:

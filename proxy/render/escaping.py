@@ -26,7 +26,8 @@ _NONCHARACTERS = [chr(code) for code in range(0xFDD0, 0xFDF0)]
 _ANY_NONCHARACTER = re.compile(r"[\ufdd0-\ufdef]|\\ufd[de][0-9a-f]")
 _CODE_POINTS = 0x110000
 
-# Templates compare these with words of their own, so only whole special tokens are broken in them, as in keys.
+# The values under these keys are names that templates look for, as keys are. A name that is one plain word is left as
+# it is, even where a special token is part of such a word.
 _NAMES = frozenset({"role", "type"})
 
 
@@ -50,15 +51,14 @@ class SpecialTextEscaper:
     def __init__(self, special_tokens: Iterable[str]) -> None:
         self._tokens = sorted({token for token in special_tokens if token})
         self._shifts = _shifts([token for token in self._tokens if len(token) == 1], set("".join(self._tokens)))
-        self._whole = re.compile(_beginnings(self._tokens, cut_off=False))
-        self._whole_or_cut_off = re.compile(_beginnings(self._tokens, cut_off=True))
+        self._beginnings = re.compile(_pattern_of_beginnings(self._tokens))
 
     def escape(
         self, messages: list[JsonObject], tools: list[JsonObject] | None, documents: list[JsonObject] | None
     ) -> Escaped:
         """Raises BadRequest when the text holds all of the noncharacters U+FDD0 to U+FDEF."""
         guarded = [message for message in messages if not _is_assistant(message)]
-        if not any(self._pattern(name).search(text) for name, text in _strings([guarded, tools, documents])):
+        if not any(map(self._beginnings.search, _strings([guarded, tools, documents]))):
             return Escaped(messages, tools, documents, None)
         mark = self._unused_mark([messages, tools, documents])
         return Escaped(
@@ -68,16 +68,17 @@ class SpecialTextEscaper:
             mark,
         )
 
-    def _pattern(self, name: str | None) -> re.Pattern[str]:
-        return self._whole if name in _NAMES else self._whole_or_cut_off
-
-    def _marked(self, value: Json, mark: str, name: str | None = None) -> Json:
+    def _marked(self, value: Json, mark: str, is_name: bool = False) -> Json:
         if isinstance(value, str):
-            return self._pattern(name).sub(lambda match: self._broken(match[0], mark), value)
+            if is_name and value.isidentifier():
+                return value
+            return self._beginnings.sub(lambda match: self._broken(match[0], mark), value)
         if isinstance(value, list):
-            return [self._marked(item, mark, name) for item in value]
+            return [self._marked(item, mark, is_name) for item in value]
         if isinstance(value, dict):
-            return {self._marked(key, mark, "role"): self._marked(item, mark, key) for key, item in value.items()}
+            return {
+                self._marked(key, mark, True): self._marked(item, mark, key in _NAMES) for key, item in value.items()
+            }
         return value
 
     def _broken(self, first: str, mark: str) -> str:
@@ -86,7 +87,7 @@ class SpecialTextEscaper:
         return mark * (2 * shift) + chr((ord(first) + shift) % _CODE_POINTS)
 
     def _unused_mark(self, values: Json) -> str:
-        used = {found for _, text in _strings(values) for found in _ANY_NONCHARACTER.findall(text)}
+        used = {found for text in _strings(values) for found in _ANY_NONCHARACTER.findall(text)}
         used.update(*self._tokens)
         for mark in _NONCHARACTERS:
             if mark not in used and _written_in_ascii(mark) not in used:
@@ -121,17 +122,18 @@ def _is_assistant(message: JsonObject) -> bool:
     return message.get("role") == "assistant"
 
 
-def _strings(value: Json, name: str | None = None) -> Iterator[tuple[str | None, str]]:
-    """Every string inside with the key that it stands under; keys themselves as what they are, names."""
+def _strings(value: Json, is_name: bool = False) -> Iterator[str]:
+    """Every string inside, keys too, but for names that are plain words."""
     if isinstance(value, str):
-        yield name, value
+        if not (is_name and value.isidentifier()):
+            yield value
     elif isinstance(value, list):
         for item in value:
-            yield from _strings(item, name)
+            yield from _strings(item, is_name)
     elif isinstance(value, dict):
         for key, item in value.items():
-            yield "role", key
-            yield from _strings(item, key)
+            yield from _strings(key, True)
+            yield from _strings(item, key in _NAMES)
 
 
 def _shifts(singles: list[str], used: set[str]) -> dict[str, int]:
@@ -149,9 +151,8 @@ class _Node(dict[str, "_Node"]):
     ends = False
 
 
-def _beginnings(tokens: list[str], *, cut_off: bool) -> str:
-    """A pattern for the first character of each occurrence, overlapping ones too; with `cut_off` also of an occurrence
-    that the end of the text cuts off.
+def _pattern_of_beginnings(tokens: list[str]) -> str:
+    """The first character of each occurrence, overlapping ones too, and of one that the end of the text cuts off.
 
     The tokens are laid out as a tree, so that the search at one place does not try a thousand tokens one by one.
     """
@@ -161,16 +162,12 @@ def _beginnings(tokens: list[str], *, cut_off: bool) -> str:
         for character in token:
             node = node.setdefault(character, _Node())
         node.ends = True
-    firsts = [
-        re.escape(first) + ("" if node.ends else f"(?={_rest(node, cut_off)})") for first, node in sorted(root.items())
-    ]
+    firsts = [re.escape(first) + ("" if node.ends else f"(?={_rest(node)})") for first, node in sorted(root.items())]
     return "|".join(firsts) or "(?!)"
 
 
-def _rest(node: _Node, cut_off: bool) -> str:
+def _rest(node: _Node) -> str:
     if node.ends:
         return ""
-    ways = [re.escape(character) + _rest(child, cut_off) for character, child in sorted(node.items())]
-    if cut_off:
-        ways.append(r"\Z")
-    return ways[0] if len(ways) == 1 else f"(?:{'|'.join(ways)})"
+    ways = [re.escape(character) + _rest(child) for character, child in sorted(node.items())]
+    return f"(?:{'|'.join(ways)}|\\Z)"

@@ -9,7 +9,7 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from proxy.embedded.choice import Choice, Token
 from proxy.embedded.engine import Engine, pick_slot
-from proxy.embedded.llama import Llama, LlamaError
+from proxy.embedded.llama import CHUNK, Llama, LlamaError
 from proxy.embedded.sampling import GenerateRequest, parse_request, step_seed
 from proxy.embedded.server import create_app
 
@@ -137,6 +137,42 @@ def test_the_sampled_token_leads_its_logprobs(count: int, sampled: int, tops: li
 )
 def test_a_prompt_goes_where_most_of_it_is_already(idle: dict[int, list[int]], prompt: list[int], slot: int) -> None:
     assert pick_slot(idle, prompt) == slot
+
+
+class NotingLlama:
+    """Notes how much of a prompt it was given at each call, and makes one token."""
+
+    def __init__(self) -> None:
+        self.lengths: list[int] = []
+
+    async def read(self, token_ids: Sequence[int], _slot: int) -> None:
+        self.lengths.append(len(token_ids))
+
+    async def next_token(
+        self, token_ids: Sequence[int], _slot: int, _settings: Mapping[str, Any], _ranked: int = 0
+    ) -> Token:
+        self.lengths.append(len(token_ids))
+        return Token(EOS)
+
+
+async def test_a_long_prompt_is_read_in_chunks_from_where_the_slot_does_not_know_it() -> None:
+    llama = NotingLlama()
+    engine = Engine(cast(Llama, llama), parallel=1, context=1000, eos_token_ids=(EOS,))
+
+    async def ignore(_part: dict[str, Any]) -> None:
+        pass
+
+    async def generate(prompt: list[int]) -> list[int]:
+        llama.lengths.clear()
+        body = json.dumps({"token_ids": prompt, "sampling_params": {}}).encode()
+        await engine.generate(engine.begin("id", parse_request(body, vocab_size=100, context=1000)), ignore)
+        return list(llama.lengths)
+
+    first = [7] * (2 * CHUNK + 1)
+    assert await generate(first) == [CHUNK, 2 * CHUNK, len(first)]
+    answered = [*first, EOS]
+    assert await generate([*answered, *[8] * CHUNK]) == [len(answered) + CHUNK]
+    assert await generate([9] * CHUNK) == [CHUNK]
 
 
 class FailingLlama:

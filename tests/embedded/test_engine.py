@@ -314,6 +314,15 @@ async def test_twelve_requests_at_once_are_all_answered_as_alone(
     await until_load_is(client, 0)
 
 
+async def test_a_long_prompt_does_not_hold_up_a_short_request(client: aiohttp.ClientSession, hello: list[int]) -> None:
+    long = asyncio.create_task(only_choice(client, list(range(1000, 1600)), max_tokens=1))
+    await until_load_is(client, 1)
+    await only_choice(client, hello, max_tokens=2, ignore_eos=True)
+
+    assert not long.done()
+    assert len((await long)["token_ids"]) == 1
+
+
 @pytest.mark.parametrize("stream", [True, False])
 async def test_a_client_that_leaves_frees_the_engine(
     client: aiohttp.ClientSession, hello: list[int], stream: bool

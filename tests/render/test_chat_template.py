@@ -1,8 +1,7 @@
-"""`transformers` is the law: over templates that use each construct it supports, the text must be the same, and where it
-raises, we give a 400. What it does not have (templates from requests, their bounds, what is read from the tree) follows.
+"""`transformers` is the law: over templates that use each construct it supports, the text must be the same, and where
+it raises, we give a 400.
 """
 
-import threading
 from collections.abc import Callable
 from datetime import datetime
 from typing import Any
@@ -113,8 +112,6 @@ CONSTRUCTS = {
         {%- set ns = namespace(count=0, last=none, text='') %}
         {%- for m in messages %}{% set ns.count = ns.count + 1 %}{% set ns.last = m.role %}{% endfor %}
         {{- ns.count }}{{ ns.last }}{{ ns.text is string }}""",
-    "a namespace with a private name": "{% set ns = namespace(_x=1) %}{{ ns._x }}",
-    "setting a private name": "{% set ns = namespace() %}{% set ns._x = 1 %}",
     "a namespace with an attribute self": "{% set ns = namespace({'self': 2}, other=3) %}{{ ns.self }}{{ ns.other }}",
     "scopes": "{% set x = 1 %}{% for m in messages %}{% set x = 2 %}{% endfor %}{{ x }}",
     "macros": """
@@ -126,14 +123,14 @@ CONSTRUCTS = {
         {%- macro wrap(tag) %}<{{ tag }}>{{ caller('in') }}</{{ tag }}>{% endmacro -%}
         {%- call(where) wrap('b') %}{{ where }} {{ messages[0].role }}{% endcall %}""",
     "filter blocks and set blocks": """
-        {%- filter upper %}x{{ messages[1].content }}{% endfilter %}{% set t %}a{{ bos_token }}{% endset %}{{ t }}{{ t }}""",
+        {%- filter upper %}x{{ messages[1].content }}{% endfilter %}{% set t %}a{{ bos_token }}{% endset %}
+        {{- t }}{{ t }}""",
     "with": "{% with a = 1, b = messages|length %}{{ a + b }}{% endwith %}",
     "trimming filters": "{% for m in messages %}[{{ m.content | trim }}]{% endfor %}",
     "tojson": "{{ tools | tojson }}{{ tools[0] | tojson(indent=4) }}{{ messages[2].tool_calls | tojson }}",
     "tojson with options": """
         {{- tools | tojson(indent=2, sort_keys=True) }}{{ tools | tojson(separators=(',', ':')) }}
         {{- tools | tojson(ensure_ascii=True) }}{{ tools | tojson(indent=none) }}""",
-    "tojson of an undefined": "{{ nothing | tojson }}",
     "map and select": """
         {{- messages | map(attribute='role') | join(',') }}
         {{- messages | selectattr('role', 'equalto', 'user') | map(attribute='content') | list }}
@@ -149,7 +146,8 @@ CONSTRUCTS = {
         {{- 'AbC' | lower }}{{ 'ab' | upper | length }}{{ '<&>' | e }}{{ 'a b c' | wordcount }}{{ 'abc' | first }}
         {{- 'abc' | last }}{{ 'word word word' | truncate(9) }}{{ '%s=%d' | format('x', 3) }}{{ 'x' | center(5) }}""",
     "number filters": """
-        {{- '3' | int + 1 }}{{ 'x' | int(7) }}{{ '2.5' | float }}{{ 2.567 | round(1) }}{{ 7 // 2 }}{{ 7 / 2 }}{{ 2 ** 5 }}
+        {{- '3' | int + 1 }}{{ 'x' | int(7) }}{{ '2.5' | float }}{{ 2.567 | round(1) }}{{ 7 // 2 }}{{ 7 / 2 }}
+        {{- 2 ** 5 }}
         {{- 7 % 4 }}{{ -3 | abs }}{{ 1e3 }}{{ [1, 2] | sum }}{{ [4, 9] | max }}{{ '%.2f' | format(1.0 / 3) }}""",
     "tests": """
         {{- nothing is defined }}{{ messages is defined }}{{ messages[0] is mapping }}{{ messages is iterable }}
@@ -161,11 +159,13 @@ CONSTRUCTS = {
         {{- 'abcdef'[1:3] }}{{ 'abc'[-1] }}{{ messages[:1] | map(attribute='role') | list }}""",
     "string methods": """
         {{- 'a</think>b'.split('</think>')[-1] }}{{ '  x '.strip() }}|{{ ' x '.lstrip() }}|{{ ' x\n'.rstrip('\n') }}|
-        {{- 'abc'.startswith('ab') }}{{ 'abc'.endswith(('x', 'c')) }}{{ '{}-{x}'.format(1, x=2) }}{{ 'a-b'.replace('-', '+') }}
+        {{- 'abc'.startswith('ab') }}{{ 'abc'.endswith(('x', 'c')) }}{{ '{}-{x}'.format(1, x=2) }}
+        {{- 'a-b'.replace('-', '+') }}
         {{- 'Ab'.upper() }}{{ 'Ab'.lower() }}{{ ','.join(['a', 'b']) }}{{ 'abc'.find('c') }}{{ 'aba'.count('a') }}""",
     "operators": """
         {{- 'a' ~ 1 ~ none ~ 'b' }}{{ 'a' + 'b' }}{{ 'a' * 3 }}{{ [1] + [2] }}{{ 1 if false else 2 }}{{ 1 if false }}
-        {{- not true or 1 < 2 <= 2 and 'user' in ['user'] }}{{ 'x' not in {'y': 1} }}{{ {'a': {'b': 3}}.a.b }}{{ (1, 2)[1] }}""",
+        {{- not true or 1 < 2 <= 2 and 'user' in ['user'] }}{{ 'x' not in {'y': 1} }}{{ {'a': {'b': 3}}.a.b }}
+        {{- (1, 2)[1] }}""",
     "whitespace control": """
   {% for m in messages %}
     {# a comment #}
@@ -179,52 +179,66 @@ end
     "raw": "{% raw %}{{ not this }}{% endraw %}{{ '{{' }}",
     "special tokens": "{{ bos_token }}{{ eos_token }}{{ pad_token }}{{ unk_token }}{{ unk_token is defined }}",
     "generation": """
-        {%- for m in messages %}{% if m.role == 'assistant' %}{% generation %}{% set inner = 1 %}{{ m.content }}{{ eos_token }}
+        {%- for m in messages %}
+        {%- if m.role == 'assistant' %}{% generation %}{% set inner = 1 %}{{ m.content }}{{ eos_token }}
         {%- endgeneration %}{% else %}{{ m.content }}{% endif %}{% endfor %}{{ inner is defined }}""",
-    "null content": "{% for m in messages %}{{ m.content }}{{ m.content is none }}{{ m['content'] is defined }}{% endfor %}",
+    "null content": """
+        {%- for m in messages %}{{ m.content }}{{ m.content is none }}{{ m['content'] is defined }}{% endfor %}""",
     "reasoning under each name": """
         {%- for m in messages %}{{ m.reasoning_content }}{{ m.thinking }}{{ 'reasoning' in m }}{% endfor %}""",
-    "tools and documents": "{{ tools is none }}{{ documents is none }}{% for d in documents or [] %}{{ d.title }}{% endfor %}",
+    "tools and documents": """
+        {{- tools is none }}{{ documents is none }}{% for d in documents or [] %}{{ d.title }}{% endfor %}""",
     "the prompt flag": "{% if add_generation_prompt %}go{% endif %}{{ add_generation_prompt }}",
     "undefined prints nothing": "{{ nothing }}{{ messages[0].nothing }}{{ messages[0]['nothing'] }}",
-    "an attribute of undefined": "{{ nothing.more }}",
-    "calling what is not there": "{{ messages.nothing() }}",
-    "raise_exception": "{% if messages[0].role == 'system' %}{{ raise_exception('No system role') }}{% endif %}",
-    "raise_exception later": "{{ raise_exception('never') if false }}{{ messages[99].role }}",
     "strftime_now": "{{ strftime_now('%%d') }}{{ strftime_now('at 100%%') }}",
     "dict": "{{ dict(a=1, b='x') }}{{ dict([('k', 2)]).k }}{{ dict.fromkeys(['a'], 0) }}",
     "the class behind dict": "{{ dict.__class__ }}{{ dict.mro }}",
     "range and cycler": "{% set c = cycler('a', 'b') %}{% for i in range(3) %}{{ i }}{{ c.next() }}{% endfor %}",
-    "a range too long": "{% for i in range(10 ** 9) %}{% endfor %}",
-    "mutating the messages": "{{ messages.append(1) }}",
-    "mutating a message": "{% set _ = messages[0].update({'role': 'x'}) %}",
-    "reaching for internals": "{{ ''.__class__.__mro__[1].__subclasses__() }}",
     "reaching through a filter": "{{ messages | attr('__class__') }}",
-    "zero division": "{{ 1 / 0 }}",
-    "type error": "{{ 1 + 'a' }}",
     "key of a string": "{{ messages[1].content.text }}",
-    "endless recursion": "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
-    "include": "{% include 'other' %}",
-    "extends": "{% extends 'other' %}",
     "html stays": "{{ '<b>' }}{{ messages[4].content }}",
     "do is not there but set is": "{% set _ = 1 %}{{ _ }}",
     "printing objects": "{{ messages[2].tool_calls[0].function.arguments }}{{ [none, true, 1.0, 'ü'] }}{{ TOOLS }}",
 }
 
+REFUSED = {
+    "a namespace with a private name": "{% set ns = namespace(_x=1) %}{{ ns._x }}",
+    "setting a private name": "{% set ns = namespace() %}{% set ns._x = 1 %}",
+    "tojson of an undefined": "{{ nothing | tojson }}",
+    "an attribute of undefined": "{{ nothing.more }}",
+    "calling what is not there": "{{ messages.nothing() }}",
+    "raise_exception": "{% if messages[0].role == 'system' %}{{ raise_exception('No system role') }}{% endif %}",
+    "raise_exception later": "{{ raise_exception('never') if false }}{{ messages[99].role }}",
+    "a range too long": "{% for i in range(10 ** 9) %}{% endfor %}",
+    "mutating the messages": "{{ messages.append(1) }}",
+    "mutating a message": "{% set _ = messages[0].update({'role': 'x'}) %}",
+    "reaching for internals": "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+    "zero division": "{{ 1 / 0 }}",
+    "type error": "{{ 1 + 'a' }}",
+    "endless recursion": "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+    "include": "{% include 'other' %}",
+    "extends": "{% extends 'other' %}",
+}
 
-REFUSED: set[str] = set()
-NEEDS_TOOLS: set[str] = set()
 
-
-@pytest.mark.parametrize("name", CONSTRUCTS)
-@pytest.mark.parametrize("documents", [None, DOCUMENTS], ids=["bare", "documents"])
-@pytest.mark.parametrize("tools", [None, TOOLS], ids=["no tools", "tools"])
-def test_a_construct_renders_as_transformers_renders_it(
-    reference: PreTrainedTokenizerFast, name: str, tools: list[Message] | None, documents: list[Message] | None
-) -> None:
-    expected, text = both(reference, CONSTRUCTS[name], TURNS, tools=tools, documents=documents)
+@pytest.mark.parametrize("template", CONSTRUCTS.values(), ids=CONSTRUCTS)
+def test_a_construct_renders_as_transformers_renders_it(reference: PreTrainedTokenizerFast, template: str) -> None:
+    expected, text = both(reference, template, TURNS, tools=TOOLS, documents=DOCUMENTS)
     assert text == expected
-    assert (text is None) == (name in REFUSED or (name in NEEDS_TOOLS and tools is None))
+    assert text is not None
+
+
+@pytest.mark.parametrize("template", CONSTRUCTS.values(), ids=CONSTRUCTS)
+def test_a_construct_without_tools_renders_as_transformers_renders_it(
+    reference: PreTrainedTokenizerFast, template: str
+) -> None:
+    expected, text = both(reference, template, TURNS)
+    assert text == expected
+
+
+@pytest.mark.parametrize("template", REFUSED.values(), ids=REFUSED)
+def test_where_transformers_raises_the_request_is_at_fault(reference: PreTrainedTokenizerFast, template: str) -> None:
+    assert both(reference, template, TURNS, tools=TOOLS, documents=DOCUMENTS) == (None, None)
 
 
 CHATML = """
@@ -291,11 +305,12 @@ You have these functions:
 {%- for m in messages %}
     {%- if m.role in ('tool', 'ipython') %}
         {{- '<|start_header|>ipython<|end_header|>\\n\\n' }}
-        {{- (m.content | tojson if m.content is mapping or m.content is iterable and m.content is not string else m.content) + '<|eot|>' }}
+        {{- (m.content if m.content is string else m.content | tojson) + '<|eot|>' }}
     {%- elif m.tool_calls %}
         {%- if m.tool_calls | length != 1 %}{{ raise_exception('One call at a time, please') }}{% endif %}
         {%- set f = m.tool_calls[0].function %}
-        {{- '<|start_header|>assistant<|end_header|>\\n\\n{"name": "' ~ f.name ~ '", "parameters": ' }}{{ f.arguments | tojson }}}<|eot|>
+        {{- '<|start_header|>assistant<|end_header|>\\n\\n{"name": "' ~ f.name ~ '", "parameters": ' }}
+        {{- f.arguments | tojson }}}<|eot|>
     {%- else %}
         {{- '<|start_header|>' + m.role + '<|end_header|>\\n\\n' + m.content | trim + '<|eot|>' }}
     {%- endif %}
@@ -318,7 +333,8 @@ INST = """{%- if messages[0].role == 'system' %}
         {%- if tools and m == (turns | selectattr('role', 'equalto', 'user') | list | last) %}
             {{- '[AVAILABLE_TOOLS] ' ~ (tools | map(attribute='function') | list | tojson) ~ '[/AVAILABLE_TOOLS]' }}
         {%- endif %}
-        {{- '[INST] ' }}{% if loop.last and system is defined %}{{ system + '\\n\\n' }}{% endif %}{{ m.content + '[/INST]' }}
+        {{- '[INST] ' }}{% if loop.last and system is defined %}{{ system + '\\n\\n' }}{% endif %}
+        {{- m.content + '[/INST]' }}
     {%- elif m.tool_calls is defined and m.tool_calls is not none %}
         {{- '[TOOL_CALLS] [' }}
         {%- for c in m.tool_calls %}
@@ -349,7 +365,8 @@ type {{ t.function.name }} = (_: {
 {%- endmacro -%}
 <|start|>system<|message|>Reasoning: {{ reasoning_effort | default('medium') }}<|end|>
 {%- set instructions = messages[0].content if messages[0].role in ['system', 'developer'] else '' %}
-{%- if instructions or tools %}<|start|>developer<|message|>{{ instructions }}{{ signatures(tools) if tools }}<|end|>{% endif %}
+{%- if instructions or tools %}<|start|>developer<|message|>{{ instructions }}{{ signatures(tools) if tools }}<|end|>
+{%- endif %}
 {%- for m in messages %}
     {%- if m.role == 'assistant' %}
         {%- if m.thinking %}{{ '<|start|>assistant<|channel|>analysis<|message|>' + m.thinking + '<|end|>' }}{% endif %}
@@ -367,14 +384,15 @@ type {{ t.function.name }} = (_: {
 BARS = """
 {%- if not add_generation_prompt is defined %}{% set add_generation_prompt = false %}{% endif %}
 {%- set ns = namespace(is_first=false, is_tool=false, system='') %}
-{%- for m in messages %}{% if m['role'] == 'system' %}{% set ns.system = ns.system ~ m['content'] %}{% endif %}{% endfor %}
+{%- for m in messages if m['role'] == 'system' %}{% set ns.system = ns.system ~ m['content'] %}{% endfor %}
 {{- bos_token }}{{ ns.system }}
 {%- for m in messages %}
     {%- if m['role'] == 'user' %}{% set ns.is_tool = false %}{{ '<｜User｜>' + m['content'] }}{% endif %}
     {%- if m['role'] == 'assistant' and m['tool_calls'] is defined %}
         {%- set ns.is_first = true %}
         {%- for c in m['tool_calls'] %}
-            {{- ('<｜Assistant｜><｜calls｜>' if ns.is_first else '\\n') + '<｜call｜>' + c['type'] + '<｜sep｜>' + c['function']['name'] }}
+            {{- '<｜Assistant｜><｜calls｜>' if ns.is_first else '\\n' }}
+            {{- '<｜call｜>' + c['type'] + '<｜sep｜>' + c['function']['name'] }}
             {{- '\\n```json\\n' ~ (c['function']['arguments'] | tojson) ~ '\\n```<｜end｜>' }}
             {%- set ns.is_first = false %}
         {%- endfor %}{{ '<｜calls end｜>' + eos_token }}
@@ -382,7 +400,9 @@ BARS = """
         {%- set text = m['content'].split('</think>')[-1] %}
         {{- (text if ns.is_tool else '<｜Assistant｜>' + text) + eos_token }}{% set ns.is_tool = false %}
     {%- endif %}
-    {%- if m['role'] == 'tool' %}{% set ns.is_tool = true %}{{ '<｜output｜>' + m['content'] + '<｜output end｜>' }}{% endif %}
+    {%- if m['role'] == 'tool' %}
+        {%- set ns.is_tool = true %}{{ '<｜output｜>' + m['content'] + '<｜output end｜>' }}
+    {%- endif %}
 {%- endfor %}
 {%- if add_generation_prompt and not ns.is_tool %}{{ '<｜Assistant｜><think>\\n' }}{% endif %}"""
 
@@ -391,7 +411,8 @@ PARTS = """
     {%- if content is string %}{{ content }}
     {%- else %}{% for part in content %}
         {%- if part is string %}{{ part }}{% elif part.type == 'image' or 'image_url' in part %}<image>
-        {%- elif part.type == 'text' %}{{ part.text | trim }}{% else %}{{ raise_exception('What is ' ~ part.type) }}{% endif %}
+        {%- elif part.type == 'text' %}{{ part.text | trim }}
+        {%- else %}{{ raise_exception('What is ' ~ part.type) }}{% endif %}
     {%- endfor %}{% endif %}
 {%- endmacro -%}
 {%- for m in messages %}{{ '<turn>' + ('model' if m.role == 'assistant' else m.role) }}
@@ -599,191 +620,24 @@ def test_special_tokens_that_are_null_are_undefined_and_objects_are_their_text()
     assert templates.render([user("x")]) == "<s>False<a>"
 
 
-# Templates that a request brings.
-
-
-def test_a_template_in_a_request_is_refused_unless_trusted() -> None:
-    error = refusal(ChatTemplates({"default": "D", "rag": "R"}, {}), template="{{ messages }}")
-    assert error.param == "chat_template"
-    assert "`trust_request_chat_template`" in error.message
-    assert "default, rag" in error.message
-
-
-@pytest.fixture(scope="module")
-def trusting() -> ChatTemplates:
-    return ChatTemplates({"default": "D"}, {"bos_token": "<bos>"}, trusted=True, request_template_size=200_000)
-
-
 @pytest.mark.parametrize("template", FAMILIES.values(), ids=FAMILIES)
-@pytest.mark.parametrize(
-    "messages", [m for m in CONVERSATIONS.values() if m], ids=[n for n, m in CONVERSATIONS.items() if m]
-)
-def test_a_trusted_template_in_a_request_renders_as_the_models_own_would(
-    template: str, messages: list[Message]
-) -> None:
-    def render(templates: ChatTemplates, name: str | None) -> str | None:
-        return outcome(lambda: templates.render(messages, tools=TOOLS, template=name, kwargs={"bos_token": "^"}))
+@pytest.mark.parametrize("name", [name for name, messages in CONVERSATIONS.items() if messages])
+def test_a_trusted_template_in_a_request_renders_as_the_models_own_would(template: str, name: str) -> None:
+    def render(templates: ChatTemplates, given: str | None) -> str | None:
+        kwargs = {"bos_token": "^"}
+        return outcome(lambda: templates.render(CONVERSATIONS[name], tools=TOOLS, template=given, kwargs=kwargs))
 
     own = ChatTemplates({"default": template}, SPECIAL)
     brought = ChatTemplates({}, SPECIAL, trusted=True)
     assert render(brought, template) == render(own, None)
 
 
-PATHS_OF_BLOW_UP = {
-    "loops in loops": "{% for i in range(100000) %}{% for j in range(100000) %}{% endfor %}{% endfor %}",
-    "text in loops": "{% for i in range(100000) %}0123456789{% endfor %}",
-    "a condition in a loop": "{% for i in range(100000) if range(9999)|list and false %}{% endfor %}",
-    "doubling with ~": "{% set ns = namespace(x='a') %}{% for i in range(99) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}",
-    "doubling with +": "{% set ns = namespace(x='a') %}{% for i in range(99) %}{% set ns.x = ns.x + ns.x %}{% endfor %}",
-    "doubling lists": "{% set ns = namespace(x=[1]) %}{% for i in range(99) %}{% set ns.x = ns.x + ns.x %}{% endfor %}",
-    "nesting lists": "{% set ns = namespace(x=[1]) %}{% for i in range(99) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}",
-    "nesting dicts": "{% set ns = namespace(x=1) %}{% for i in range(99) %}{% set ns.x = dict(a=ns.x, b=ns.x) %}{% endfor %}",
-    "nesting arguments": """{% set ns = namespace(x=1) %}{% macro f() %}{% set ns.x = varargs %}{% endmacro %}
-        {%- for i in range(99) %}{{ f(ns.x, ns.x) }}{% endfor %}""",
-    "doubling set blocks": """{% set ns = namespace(x='a') %}
-        {%- for i in range(99) %}{% set y %}{{ ns.x }}{{ ns.x }}{% endset %}{% set ns.x = y %}{% endfor %}""",
-    "doubling macros": """{% macro f(x) %}{{ x }}{{ x }}{% endmacro %}{% set ns = namespace(x='a') %}
-        {%- for i in range(99) %}{% set ns.x = f(ns.x) %}{% endfor %}""",
-    "replacing": "{% set ns = namespace(x='a') %}{% for i in range(99) %}{% set ns.x = ns.x.replace('a', 'aa') %}{% endfor %}",
-    "replacing by filter": "{% set ns = namespace(x='a') %}{% for i in range(99) %}{% set ns.x = ns.x|replace('a', 'aa') %}{% endfor %}",
-    "joining": "{% set ns = namespace(x='a') %}{% for i in range(99) %}{% set ns.x = ns.x.join(['b'] * 99) %}{% endfor %}",
-    "joining by filter": "{% set ns = namespace(x='a') %}{% for i in range(99) %}{% set ns.x = range(99)|join(ns.x) %}{% endfor %}",
-    "repeating": "{{ 'a' * 10 ** 9 }}",
-    "repeating the other way": "{{ 10 ** 9 * 'a' }}",
-    "repeating a list": "{% set x = [0] * 10 ** 9 %}",
-    "powers": "{{ 10 ** 10 ** 10 ** 10 }}",
-    "squares": "{% set ns = namespace(x=9) %}{% for i in range(99) %}{% set ns.x = ns.x * ns.x %}{% endfor %}",
-    "exponential macros": """{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}""",
-    "padding": "{{ 'a'.center(10 ** 9) }}",
-    "padding by filter": "{{ 'a'|center(10 ** 9) }}",
-    "padding by a mapped attribute": "{{ (['a']|map(attribute='center')|first)(10 ** 9) }}",
-    "format": "{{ '{:>999999999}'.format(1) }}",
-    "format by a mapped attribute": "{{ (['{:>999999999}']|map(attribute='format')|first)(1) }}",
-    "format by operator": "{{ '%999999999d' % 1 }}",
-    "bytes": "{{ (1).to_bytes(10 ** 9, 'big') }}",
-    "indented JSON": "{{ [1]|tojson(indent=10 ** 9) }}",
-    "indented text": "{{ 'a\nb'|indent(10 ** 9) }}",
-    "rounding": "{{ 5|round(-10 ** 9) }}",
-    "filling": "{{ [1]|batch(10 ** 9, 0)|list }}",
-    "lorem ipsum": "{{ lipsum(n=10 ** 9) }}",
-    "dates": "{{ strftime_now('%A' * 9999) }}",
-    "mapped defaults": "{{ range(99999)|map(attribute='x', default='a' * 9999)|list }}",
-    "endless recursion": "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
-    "deep nesting": "{{ " + "[" * 20000 + "]" * 20000 + " }}",
-    "much source": "{{ x }}" * 20000,
-}
+@pytest.mark.parametrize("family", FAMILIES)
+def test_only_the_family_that_shows_images_takes_parts(family: str) -> None:
+    chosen = ChatTemplates({"default": FAMILIES[family]}, {}).select(None, None)
+    assert chosen.content_format == ("parts" if family == "parts" else "string")
 
 
-@pytest.mark.parametrize("template", PATHS_OF_BLOW_UP.values(), ids=PATHS_OF_BLOW_UP)
-def test_a_template_in_a_request_cannot_blow_up(trusting: ChatTemplates, template: str) -> None:
-    error = refusal(trusting, template=template)
-    assert error.status == 400
-    assert error.param in ("chat_template", "messages")
-
-
-def test_a_template_in_a_request_is_bounded_in_time() -> None:
-    readings = iter(range(10**6))
-    templates = ChatTemplates({}, {}, trusted=True, request_template_seconds=5.0, clock=lambda: float(next(readings)))
-    error = refusal(templates, template="{% for i in range(100) %}{{ i }}{% endfor %}")
-    assert error.param == "chat_template"
-    assert "5.0 seconds" in error.message
-    assert templates.render([user("x")], template="ok") == "ok"
-
-
-def test_what_one_rendering_spends_is_not_missing_in_the_next(trusting: ChatTemplates) -> None:
-    template = "{% for i in range(10000) %}{{ i % 10 }}{% endfor %}"
-    texts = [trusting.render([user("x")], template=template) for _ in range(20)]
-    assert {len(text) for text in texts} == {10000}
-
-
-def test_two_threads_have_a_budget_each(trusting: ChatTemplates) -> None:
-    lengths = []
-
-    def render() -> None:
-        lengths.append(len(trusting.render([user("x")], template="{% for i in range(20000) %}a{% endfor %}")))
-
-    threads = [threading.Thread(target=render) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert lengths == [20000] * 8
-
-
-def test_a_template_in_a_request_that_is_not_jinja_is_a_400(trusting: ChatTemplates) -> None:
-    error = refusal(trusting, template="a\n{% if %}")
-    assert error.param == "chat_template"
-    assert error.message.startswith("the chat template of the request, line 2")
-
-
-def test_a_template_in_a_request_is_compiled_once(trusting: ChatTemplates) -> None:
-    assert trusting.select("{{ 1 }}", None) is trusting.select("{{ 1 }}", None)
-
-
-# What is read from the tree.
-
-CONTENT_FORMATS = [
-    ("string", "{% for m in messages %}{{ m.content }}{% endfor %}"),
-    ("string", "{% for m in messages %}{{ m['content'] | trim }}{% endfor %}"),
-    ("string", "{% for m in messages %}{% set content = m.content %}{{ content.split('x')[-1] }}{% endfor %}"),
-    ("string", "{% for line in messages[0].content.split('\n') %}{{ line }}{% endfor %}"),
-    ("string", "{% for m in messages %}{% if m.content[0] == '{' %}{{ m.content[1:] }}{% endif %}{% endfor %}"),
-    ("string", "{% macro f(rows) %}{% for r in rows %}{{ r }}{% endfor %}{% endmacro %}{{ f(tools) }}"),
-    ("string", "{% for m in messages %}{% for c in m.tool_calls %}{{ c.function.name }}{% endfor %}{% endfor %}"),
-    ("string", CHATML),
-    ("string", HEADERS),
-    ("string", INST),
-    ("string", CHANNELS),
-    ("string", BARS),
-    ("parts", PARTS),
-    ("parts", "{% for m in messages %}{% for p in m.content %}{{ p.text }}{% endfor %}{% endfor %}"),
-    (
-        "parts",
-        "{% for m in messages %}{% for p in m['content'] if p.type == 'text' %}{{ p.text }}{% endfor %}{% endfor %}",
-    ),
-    ("parts", "{% for m in messages[1:] %}{% for p in m.content[1:] %}{{ p.text }}{% endfor %}{% endfor %}"),
-    ("parts", "{% set turns = messages %}{% for m in turns %}{% for p in m.content %}{{ p }}{% endfor %}{% endfor %}"),
-    ("parts", "{% for m in messages %}{% set c = m.content %}{% for p in c %}{{ p.text }}{% endfor %}{% endfor %}"),
-    (
-        "parts",
-        "{% for m in messages %}{% set c = m.content or [] %}{% set d = c %}{% for p in d %}{{ p }}{% endfor %}{% endfor %}",
-    ),
-    (
-        "parts",
-        "{% macro f(c) %}{% for p in c %}{{ p.text }}{% endfor %}{% endmacro %}{% for m in messages %}{{ f(m.content) }}{% endfor %}",
-    ),
-    (
-        "parts",
-        "{% macro f(x, c) %}{% for p in c %}{{ p }}{% endfor %}{% endmacro %}{% for m in messages %}{{ f(1, c=m.content) }}{% endfor %}",
-    ),
-    ("parts", "{% macro f(content) %}{% for p in content %}{{ p }}{% endfor %}{% endmacro %}"),
-    ("parts", "{{ messages[0].content[0].text }}"),
-    ("parts", "{{ messages[0]['content'][0]['text'] }}"),
-    (
-        "parts",
-        "{% for m in messages %}{{ m.content | selectattr('type', 'equalto', 'text') | map(attribute='text') | join }}{% endfor %}",
-    ),
-    (
-        "parts",
-        "{% for m in messages %}{% for p in (m.content if m.content is not string else []) %}{{ p }}{% endfor %}{% endfor %}",
-    ),
-]
-
-
-@pytest.mark.parametrize(("expected", "template"), CONTENT_FORMATS)
-def test_the_content_format_is_read_from_the_template(expected: str, template: str) -> None:
-    assert ChatTemplates({"default": template}, {}).select(None, None).content_format == expected
-
-
-@pytest.mark.parametrize(
-    ("expected", "template"),
-    [
-        (True, "{% if messages[0].role == 'developer' %}x{% endif %}"),
-        (True, "{% if messages[0]['role'] in ['system', 'developer'] %}x{% endif %}"),
-        (True, CHANNELS),
-        (False, CHATML),
-        (False, "You help developers and the developer.{% if messages[0].role == 'system' %}x{% endif %}"),
-    ],
-)
-def test_a_template_knows_the_developer_if_it_has_a_word_for_the_role(expected: bool, template: str) -> None:
-    assert ChatTemplates({"default": template}, {}).select(None, None).knows_developer is expected
+@pytest.mark.parametrize("family", FAMILIES)
+def test_only_the_family_with_a_word_for_it_knows_the_developer(family: str) -> None:
+    assert ChatTemplates({"default": FAMILIES[family]}, {}).select(None, None).knows_developer is (family == "channels")

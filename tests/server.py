@@ -1,0 +1,41 @@
+"""The proxy in the test's own event loop, on a real socket, in front of whatever engines a test has."""
+
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+from aiohttp.test_utils import TestClient, TestServer
+
+from proxy.api.routes import application
+from proxy.app import built
+from proxy.config import Config
+from tests.tokenizers import model_folder
+
+
+def config(folder: Path, *engine_urls: str, pool: dict[str, Any] | None = None, **model: Any) -> Config:
+    """One model `m` on one pool; `pool` and `model` add keys to their sections."""
+    return Config.model_validate(
+        {
+            "models": [{"served_model_name": "m", "model": str(folder), "pool": "p", **model}],
+            "pools": {"p": {"engines": [{"url": url} for url in engine_urls], **(pool or {})}},
+        }
+    )
+
+
+@contextlib.asynccontextmanager
+async def proxy(
+    tmp_path: Path,
+    *engine_urls: str,
+    pool: dict[str, Any] | None = None,
+    keep_alive_interval: float = 15,
+    max_body_size: int = 64 << 20,
+    **model: Any,
+) -> AsyncIterator[TestClient]:
+    """A client of a running proxy, whose model is a folder that the test made, or a small one."""
+    folder = tmp_path if (tmp_path / "tokenizer.json").exists() else model_folder(tmp_path)
+    async with built(config(folder, *engine_urls, pool=pool, **model)) as models:
+        app = application(models, keep_alive_interval=keep_alive_interval, max_body_size=max_body_size)
+        server = TestServer(app, handler_cancellation=True)
+        async with TestClient(server) as client:
+            yield client
