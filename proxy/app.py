@@ -59,6 +59,10 @@ class ModelLoader:
                 chat_template=config.chat_template,
                 tokenizer=config.tokenizer,
             )
+        if config.tool_call_parser or config.reasoning_parser:
+            logger.warning(
+                "model %s: tool_call_parser and reasoning_parser are not applied yet; all output is content", config.name
+            )
         parts = self._tokenizers.get(files.tokenizer_json)
         if parts is None:
             parts = self._tokenizers[files.tokenizer_json] = TokenizerParts.of(files)
