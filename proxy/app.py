@@ -60,9 +60,7 @@ class ModelLoader:
                 tokenizer=config.tokenizer,
             )
         if config.tool_call_parser or config.reasoning_parser:
-            logger.warning(
-                "model %s: tool_call_parser and reasoning_parser are not applied yet; all output is content", config.name
-            )
+            logger.warning("model %s: parsers are not applied yet, so all of its output is content", config.name)
         parts = self._tokenizers.get(files.tokenizer_json)
         if parts is None:
             parts = self._tokenizers[files.tokenizer_json] = TokenizerParts.of(files)

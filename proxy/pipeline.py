@@ -63,6 +63,15 @@ async def encode(model: ServedModel, text: str, mark: str | None, *, add_special
 
 async def render_messages(model: ServedModel, request: ChatRequest) -> tuple[list[int], list[JsonObject]]:
     """The ids of a conversation, and the parts of it that only the engine can read."""
+    if request.chat_template is None:
+        text, mark, content_parts = _prompt_text(model, request)
+    else:  # a template that a request brought has a second to run, in which nobody else should wait
+        text, mark, content_parts = await asyncio.to_thread(_prompt_text, model, request)
+    return await encode(model, text, mark, add_special_tokens=bool(request.add_special_tokens)), content_parts
+
+
+def _prompt_text(model: ServedModel, request: ChatRequest) -> tuple[str, str | None, list[JsonObject]]:
+    """The conversation as the template writes it, the mark in what users wrote, and the parts that are not text."""
     template = model.templates.select(request.chat_template, request.tools)
     normal = normalise(
         request.messages, content_format=template.content_format, knows_developer=template.knows_developer
@@ -83,8 +92,7 @@ async def render_messages(model: ServedModel, request: ChatRequest) -> tuple[lis
         continue_final_message=bool(request.continue_final_message),
         kwargs=kwargs,
     )
-    ids = await encode(model, text, mark, add_special_tokens=bool(request.add_special_tokens))
-    return ids, [dict(part) for part in normal.content_parts]
+    return text, mark, [dict(part) for part in normal.content_parts]
 
 
 async def render_chat(model: ServedModel, request: ChatRequest, request_id: str) -> Job:

@@ -44,8 +44,9 @@ class PromptTokenizer:
         start = 0
 
         def close(end: int) -> None:
-            if mark in text[start:end]:
-                ids.extend(self._encode_literally(unescape(text[start:end], mark), inner=start > 0))
+            plain = unescape(text[start:end], mark)
+            if plain != text[start:end]:
+                ids.extend(self._encode_literally(plain, inner=start > 0))
             else:
                 ids.extend(stretch)
             stretch.clear()
