@@ -21,6 +21,7 @@ from proxy import CannotStart
 from proxy.app import serve
 from proxy.config import Config
 from proxy.embedded import MODEL_NAME, model_path
+from proxy.embedded.llama import CONTEXT
 from proxy.embedded.server import listen
 
 _LOADING: Final = 60.0  # seconds until an engine that does not answer is given up
@@ -34,7 +35,9 @@ def demo_config(host: str, port: int, engine_url: str) -> dict[str, Any]:
     """The configuration that the demo serves, as the configuration file would say it."""
     return {
         "server": {"host": host, "port": port},
-        "models": [{"served_model_name": MODEL_NAME, "model": "embedded", "pool": "demo"}],
+        "models": [
+            {"served_model_name": MODEL_NAME, "model": "embedded", "max_model_len": CONTEXT, "pool": "demo"},
+        ],
         "pools": {"demo": {"engines": [{"url": engine_url}]}},
     }
 

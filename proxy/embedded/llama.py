@@ -125,7 +125,9 @@ def _load(model: Path, key: str) -> Any:
     params.model.path = str(model)
     params.n_parallel = PARALLEL
     params.n_ctx = PARALLEL * CONTEXT
-    params.kv_unified = True
+    params.kv_unified = (
+        False  # in a shared cache the neighbours' cells change a sequence's logits, and so what a seed gives
+    )
     params.n_batch = PARALLEL * CHUNK  # a pass is filled in the order of slots, so it must have room for all of them
     params.n_ubatch = 2 * CHUNK
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = 1

@@ -314,6 +314,18 @@ async def test_twelve_requests_at_once_are_all_answered_as_alone(
     await until_load_is(client, 0)
 
 
+async def test_neither_neighbours_nor_cached_prompts_change_a_logprob(
+    client: aiohttp.ClientSession, hello: list[int]
+) -> None:
+    params = {"seed": 1, "max_tokens": 6, "logprobs": 3}
+    alone = (await only_choice(client, hello, **params))["logprobs"]
+    others = (only_choice(client, list(range(2000 + i, 2040 + 3 * i)), max_tokens=12) for i in range(7))
+    beside, *_ = await asyncio.gather(only_choice(client, hello, **params), *others)
+
+    assert beside["logprobs"] == alone
+    assert (await only_choice(client, hello, **params))["logprobs"] == alone
+
+
 async def test_a_long_prompt_does_not_hold_up_a_short_request(client: aiohttp.ClientSession, hello: list[int]) -> None:
     long = asyncio.create_task(only_choice(client, list(range(1000, 1600)), max_tokens=1))
     await until_load_is(client, 1)
