@@ -26,6 +26,9 @@ logger = logging.getLogger("proxy")
 ENGINE_KEEP_ALIVE = 4.0
 """Seconds that an idle connection to an engine is kept: less than the five after which uvicorn closes it."""
 
+LAST_BYTES_TIMEOUT = 1.0
+"""Seconds for connections to close once no request is running any more."""
+
 
 def build_pool(name: str, config: PoolConfig) -> Pool:
     """Must be called in a running event loop. Raises `ConfigError` for an unreadable key file."""
@@ -37,7 +40,7 @@ def build_engine(config: EngineConfig, timeouts: Timeouts) -> VllmEngine:
     key = config.read_api_key()
     headers = {"Authorization": f"Bearer {key.get_secret_value()}"} if key is not None else {}
     connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=ENGINE_KEEP_ALIVE)
-    session = aiohttp.ClientSession(connector=connector)
+    session = aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar())
     return VllmEngine(session, config.url, timeouts, headers)
 
 
@@ -137,19 +140,24 @@ def serve(config: Config, *, on_ready: Callable[[], None] | None = None) -> None
 async def _serve(config: Config, on_ready: Callable[[], None] | None) -> None:
     server = config.server
     async with built(config) as models:
-        app = application(models, keep_alive_interval=server.keep_alive_interval, max_body_size=server.max_body_size)
-        # A client that goes away cancels its handler, which aborts the engine's request.
-        runner = web.AppRunner(
-            app, handler_cancellation=True, access_log=None, shutdown_timeout=server.shutdown_timeout
+        app = application(
+            models,
+            keep_alive_interval=server.keep_alive_interval,
+            max_body_size=server.max_body_size,
+            shutdown_timeout=server.shutdown_timeout,
         )
+        # A client that goes away cancels its handler, which aborts the engine's request.
+        runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=LAST_BYTES_TIMEOUT)
         await runner.setup()
         try:
             try:
                 await web.TCPSite(runner, server.host, server.port, backlog=1024).start()
             except OSError as error:
-                raise CannotStart(f"cannot listen on {_address(config)}: {error.strerror or error}") from error
+                reason = str(error.strerror or error).rpartition(": ")[2]  # asyncio puts the address before it
+                advice = "choose another address with --host and --port, or in the file"
+                raise CannotStart(f"cannot listen on {_address(config)}: {reason}; {advice}") from error
             names = ", ".join(model.name for model in models.all)
-            logger.info("serving %s on %s", names, _address(config))
+            logger.info("serving %s on %s", names, _address(config, runner.addresses[0][1]))
             if on_ready is not None:
                 on_ready()
             await _until_told_to_stop()
@@ -169,6 +177,7 @@ async def _until_told_to_stop() -> None:
         loop.remove_signal_handler(number)
 
 
-def _address(config: Config) -> str:
+def _address(config: Config, port: int | None = None) -> str:
+    """`port` is the one that was taken, where the configuration leaves it open."""
     host = f"[{config.server.host}]" if ":" in config.server.host else config.server.host
-    return f"http://{host}:{config.server.port}"
+    return f"http://{host}:{port or config.server.port}"

@@ -198,7 +198,8 @@ def invitation(host: str, port: int) -> str:
 Try it with curl:
 
 curl -N {base_url}/chat/completions -H 'content-type: application/json' \\
-  -d '{{"model": "{MODEL_NAME}", "stream": true, "messages": [{{"role": "user", "content": "What is a proxy?"}}]}}'
+  -d '{{"model": "{MODEL_NAME}", "stream": true, "max_tokens": 200,
+       "messages": [{{"role": "user", "content": "What is a proxy?"}}]}}'
 
 or with the OpenAI SDK (pip install openai):
 
@@ -208,6 +209,7 @@ client = OpenAI(base_url="{base_url}", api_key="none")
 stream = client.chat.completions.create(
     model="{MODEL_NAME}",
     messages=[{{"role": "user", "content": "What is a proxy?"}}],
+    max_tokens=200,
     stream=True,
 )
 for chunk in stream:

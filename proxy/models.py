@@ -69,8 +69,8 @@ class Models:
         self._by_name = {name: model for model in models for name in model.names}
 
     def get(self, name: str | None) -> ServedModel:
-        """The model of that name; without one the only model there is."""
-        if name is None:
+        """The model of that name; without one, or with an empty one, the only model there is."""
+        if not name:
             if len(self.all) == 1:
                 return self.all[0]
             raise BadRequest(f"model is missing; name one of {', '.join(self._by_name)}", param="model")

@@ -18,7 +18,7 @@ from proxy.derender.logprobs import LogprobWriter
 from proxy.derender.stop import StopRule
 from proxy.generate.engines.base import Flow
 from proxy.models import ServedModel
-from proxy.protocol.errors import ApiError
+from proxy.protocol.errors import BadRequest
 from proxy.protocol.generate import GenerateRequest, JsonObject, Outcome, TokenDelta
 from proxy.protocol.openai import ChatRequest, CompletionRequest, GenerationRequest
 from proxy.render.messages import normalise
@@ -28,7 +28,8 @@ from proxy.render.structured_outputs import structured_outputs
 INLINE_CHARACTERS = 8192
 """A longer text is tokenized in a thread, which takes the event loop's time off it but costs a switch."""
 
-MAX_PROMPTS = 1024
+PROMPTS_AT_ONCE = 128
+"""How many prompts of one request are generated side by side; each holds a connection to an engine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +55,12 @@ async def encode(model: ServedModel, text: str, mark: str | None, *, add_special
     tokenizer = model.tokenizer.prompt
 
     def run() -> list[int]:
-        if mark is None:
-            return tokenizer.encode(text, add_special_tokens=add_special_tokens)
-        return tokenizer.encode_marked(text, mark, add_special_tokens=add_special_tokens)
+        try:
+            if mark is None:
+                return tokenizer.encode(text, add_special_tokens=add_special_tokens)
+            return tokenizer.encode_marked(text, mark, add_special_tokens=add_special_tokens)
+        except TypeError:  # what the library says to half of a surrogate pair, which JSON inside a string can bring
+            raise BadRequest("the prompt holds half of a surrogate pair (\\ud800 to \\udfff); remove it") from None
 
     return run() if len(text) <= INLINE_CHARACTERS else await asyncio.to_thread(run)
 
@@ -78,7 +82,10 @@ def _prompt_text(model: ServedModel, request: ChatRequest) -> tuple[str, str | N
     )
     messages, tools, documents, mark = normal.messages, request.tools, request.documents, None
     if model.split_special_tokens:
-        escaped = model.tokenizer.escaper.escape(messages, tools, documents)
+        try:
+            escaped = model.tokenizer.escaper.escape(messages, tools, documents)
+        except RecursionError:
+            raise BadRequest("the arguments of a tool call are nested too deeply", param="messages") from None
         messages, tools, documents, mark = escaped.messages, escaped.tools, escaped.documents, escaped.mark
     kwargs = {**model.default_chat_template_kwargs, **(request.chat_template_kwargs or {})}
     if request.reasoning_effort is not None:
@@ -155,7 +162,7 @@ def _job(model: ServedModel, request: GenerationRequest, token_ids: list[int], r
         token_ids=token_ids,
         sampling_params=params,
         # An engine's events never carry these; what comes back whole reaches the sink all the same.
-        stream="prompt_logprobs" not in params and request.kv_transfer_params is None,
+        stream="prompt_logprobs" not in params and (bool(request.stream) or request.kv_transfer_params is None),
         cache_salt=request.cache_salt,
         priority=request.priority or 0,
         kv_transfer_params=request.kv_transfer_params,
@@ -166,15 +173,20 @@ def _job(model: ServedModel, request: GenerationRequest, token_ids: list[int], r
 def chat_answer(model: ServedModel, request: ChatRequest, job: Job, head: Head) -> Answer:
     last = request.messages[-1]
     role = "assistant" if request.generation_prompt else str(last["role"])
-    content = last.get("content")
     form = ChatForm(
         role=role,
-        echo=content if request.echo and last["role"] == role and isinstance(content, str) else "",
+        echo=_text_of(last) if request.echo and last["role"] == role else "",
         logprobs=_logprob_writer(model, request, request.wanted_logprobs),
         prompt_token_ids=job.request.token_ids if request.return_token_ids else None,
         prompt_logprobs=_logprob_writer(model, request, request.prompt_logprobs),
     )
     return _answer(request, [job], head, form)
+
+
+def _text_of(message: JsonObject) -> str:
+    """What a response repeats of a message."""
+    content = normalise([message], content_format="parts", knows_developer=True).messages[0]["content"]
+    return content if isinstance(content, str) else "\n".join(part["text"] for part in content if part.get("text"))
 
 
 def completion_answer(model: ServedModel, request: CompletionRequest, jobs: Sequence[Job], head: Head) -> Answer:
@@ -206,7 +218,7 @@ def _answer(request: GenerationRequest, jobs: Sequence[Job], head: Head, form: F
     if not request.stream:
         return WholeAnswer(head, form, streams, prompts)
     options = request.stream_options
-    include_usage = bool(options and options.include_usage)
+    include_usage = bool(options and options.usage)
     return StreamedAnswer(
         head,
         form,
@@ -223,21 +235,19 @@ async def run(model: ServedModel, jobs: Sequence[Job], answer: Answer, writer: W
     if len(jobs) == 1:
         outcomes = [await _run_one(model, jobs[0], 0, answer, writer)]
     else:
+        turn = asyncio.Semaphore(PROMPTS_AT_ONCE)
+
+        async def in_turn(number: int, job: Job) -> Outcome:
+            async with turn:
+                return await _run_one(model, job, number * job.request.n, answer, writer)
+
         try:
             async with asyncio.TaskGroup() as group:
-                tasks = [
-                    group.create_task(_run_one(model, job, number * job.request.n, answer, writer))
-                    for number, job in enumerate(jobs)
-                ]
-        except* ApiError as failures:
-            raise _first(failures) from None
+                tasks = [group.create_task(in_turn(number, job)) for number, job in enumerate(jobs)]
+        except ExceptionGroup as failures:  # the first of them cancelled the others
+            raise failures.exceptions[0] from None
         outcomes = [task.result() for task in tasks]
     return answer.end(outcomes)
-
-
-def _first(failures: BaseExceptionGroup[BaseException]) -> BaseException:
-    first = failures.exceptions[0]
-    return _first(first) if isinstance(first, BaseExceptionGroup) else first
 
 
 async def _run_one(model: ServedModel, job: Job, first_choice: int, answer: Answer, writer: Writer) -> Outcome:

@@ -87,7 +87,8 @@ def word_piece() -> Tokenizer:
 
 
 CHAT_TEMPLATE = (
-    "{{ bos_token }}{% if tools %}<|turn|>tools{% for tool in tools %}\n{{ tool | tojson }}{% endfor %}<|end|>{% endif %}"
+    "{{ bos_token }}"
+    "{% if tools %}<|turn|>tools{% for tool in tools %}\n{{ tool | tojson }}{% endfor %}<|end|>{% endif %}"
     "{% for message in messages %}<|turn|>{{ message.role }}\n{{ message.content }}<|end|>{% endfor %}"
     "{% if add_generation_prompt %}<|turn|>assistant\n{% endif %}"
 )

@@ -58,6 +58,7 @@ async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamRe
         response = json_error(_http_error(error, request))
     except (UnicodeDecodeError, web.RequestPayloadError) as error:
         response = json_error(BadRequest(f"the body cannot be read: {error}"))
+        response.force_close()  # where it ends is not known
     except Exception as error:
         response = json_error(internal_error(error, request_id))
     if not response.prepared:

@@ -4,6 +4,7 @@ A handler validates, lets the pipeline render, and gives it a place to write. An
 status; after it, one `data: {"error": ...}` event and the end of the body, without `[DONE]`.
 """
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 
@@ -20,6 +21,8 @@ from proxy.protocol.errors import ApiError
 from proxy.protocol.openai import ChatRequest, CompletionRequest, GenerationRequest
 
 CLIENT_CLOSED_REQUEST = 499
+
+STOPPING = ApiError(503, "the server is stopping and the answer was not finished in time", type="service_unavailable")
 
 
 class Generation:
@@ -54,6 +57,10 @@ class Generation:
                 return await _streamed(events, lambda: pipeline.run(model, jobs, answer, events), request[REQUEST_ID])
             except ClientGone:
                 return web.Response(status=CLIENT_CLOSED_REQUEST)
+            except asyncio.CancelledError:
+                # The client has gone and hears nothing of this, or the server stops and cannot wait any longer.
+                events.cut(sse(STOPPING.body()))
+                raise
 
 
 async def _streamed(events: EventStream, run: Callable[[], Awaitable[bytes]], request_id: str) -> web.StreamResponse:

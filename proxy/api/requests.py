@@ -2,7 +2,7 @@
 
 import re
 import secrets
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import orjson
 from aiohttp import web
@@ -10,17 +10,19 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from proxy.protocol.errors import BadRequest
+from proxy.protocol.openai import REQUEST_ID
 
 Model = TypeVar("Model", bound=BaseModel)
 
-_REQUEST_ID = re.compile(r"[\x21-\x7e]{1,256}")
 ERRORS_SHOWN = 5
+MAX_NESTING = 128
+"""Levels of objects and lists in a body. Deeper ones could not be written again as JSON, or walked by recursion."""
 
 
 def client_request_id(request: web.Request) -> str | None:
     """The client's `X-Request-Id`, where it is one that can be used in headers and ids."""
     given = request.headers.get("X-Request-Id", "")
-    return given if _REQUEST_ID.fullmatch(given) else None
+    return given if REQUEST_ID.fullmatch(given) else None
 
 
 def new_request_id() -> str:
@@ -37,23 +39,25 @@ async def read_body(request: web.Request, model: type[Model]) -> Model:
         raise BadRequest(what) from None
     if not isinstance(data, dict):
         raise BadRequest("the body must be a JSON object")
+    if body.count(b"{") + body.count(b"[") > MAX_NESTING:
+        _check_nesting(data)
     try:
         return model.model_validate(data)
     except ValidationError as error:
-        problems = _without_branches(error.errors(include_url=False, include_input=False, include_context=False))
-        shown = [f"{_place(problem)}: {_sentence(problem)}" for problem in problems[:ERRORS_SHOWN]]
-        raise BadRequest("; ".join(shown), param=_place(problems[0])) from None
+        problems = error.errors(include_url=False, include_input=False, include_context=False)[:ERRORS_SHOWN]
+        places = [_place(problem) for problem in problems]
+        shown = [f"{p}: {_sentence(q)}" if p else _sentence(q) for p, q in zip(places, problems, strict=True)]
+        raise BadRequest("; ".join(shown), param=places[0] or None) from None
 
 
-def _without_branches(problems: list[ErrorDetails]) -> list[ErrorDetails]:
-    """Of a union of types pydantic reports each branch's complaint; the one that got deepest into the value is kept."""
-    by_field: dict[str, ErrorDetails] = {}
-    for problem in problems:
-        field = str(problem["loc"][0]) if problem["loc"] else ""
-        kept = by_field.get(field)
-        if kept is None or len(problem["loc"]) > len(kept["loc"]):
-            by_field[field] = problem
-    return list(by_field.values())
+def _check_nesting(data: Any) -> None:
+    level = [data]
+    for _ in range(MAX_NESTING):
+        inner = (value.values() if isinstance(value, dict) else value for value in level)
+        level = [item for values in inner for item in values if isinstance(item, dict | list)]
+        if not level:
+            return
+    raise BadRequest(f"the body is nested deeper than {MAX_NESTING} levels; flatten it")
 
 
 def _place(problem: ErrorDetails) -> str:
@@ -64,9 +68,12 @@ def _place(problem: ErrorDetails) -> str:
             place += f"[{part}]"
         elif re.fullmatch(r"\w+", part):
             place += f".{part}" if place else part
-    return place or "body"
+    return place
 
 
 def _sentence(problem: ErrorDetails) -> str:
+    """Of Python's words only those that a client knows as well."""
+    if problem["type"] in ("dict_type", "model_type"):
+        return "input should be an object"
     message = problem["msg"].removeprefix("Value error, ")
-    return message[0].lower() + message[1:] if message else message
+    return message[0].lower() + message[1:]

@@ -9,6 +9,7 @@ bytes that the client has not taken make `write` say so, and `ready` waits until
 import asyncio
 
 from aiohttp import web
+from aiohttp.abc import AbstractStreamWriter
 from aiohttp.http import HttpVersion11
 
 HIGH_WATER = 64 << 10
@@ -34,7 +35,9 @@ class EventStream:
         self._chunked = request.version >= HttpVersion11
         if self._chunked:
             self._response.enable_chunked_encoding()
-        self._begun = False
+        else:
+            self._response.force_close()  # the only end that such a body has
+        self._writer: AbstractStreamWriter | None = None  # once the headers are out
         self._unsent = b""
         self._loop = asyncio.get_running_loop()
         self._interval = keep_alive_interval
@@ -47,19 +50,20 @@ class EventStream:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
+        self._no_keep_alive()
 
     @property
     def begun(self) -> bool:
         """Whether the status line is out, or on its way."""
-        return self._begun or self._opening is not None
+        return self._opening is not None
 
     def write(self, data: bytes) -> bool:
         """Returns whether `ready` should be awaited before more is written."""
-        transport = self._request.transport
-        if not self._begun or transport is None:
+        if self._writer is None:
             self._unsent += data
+            return True
+        transport = self._request.transport
+        if transport is None:
             return True
         self._written_at = self._loop.time()
         transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
@@ -67,39 +71,67 @@ class EventStream:
 
     async def ready(self) -> None:
         """Begins the response if need be, and waits until the client has taken enough; raises `ClientGone`."""
-        if self._opening is None:
-            self._opening = asyncio.ensure_future(self._begin())
         try:
-            await asyncio.shield(self._opening)
-            await self._response.drain()
+            await asyncio.shield(self._open())
+            assert self._writer is not None
+            await self._writer.drain()
         except ConnectionError:
             raise ClientGone from None
-
-    async def _begin(self) -> None:
-        await self._response.prepare(self._request)
-        self._begun = True
-        if self._unsent:
-            unsent, self._unsent = self._unsent, b""
-            self.write(unsent)
+        if self._request.transport is None:
+            raise ClientGone
 
     async def finish(self, last: bytes) -> web.StreamResponse:
-        """Writes the last events and ends the body."""
+        """Writes the last events, ends the body, and waits until the system has taken all of it: what is left in the
+        process when it stops is lost."""
+        self._no_keep_alive()
         self.write(last)
         await self.ready()
+        assert self._writer is not None
         try:
             await self._response.write_eof()
+            if (transport := self._request.transport) is not None:
+                transport.set_write_buffer_limits(0)
+                await self._writer.drain()
+            if (transport := self._request.transport) is not None:
+                transport.set_write_buffer_limits()
         except ConnectionError:
             raise ClientGone from None
         return self._response
+
+    def cut(self, last: bytes) -> None:
+        """Ends a body that has begun, without waiting for anything."""
+        if self._writer is not None:
+            self.write(last)
+            if self._chunked and self._request.transport is not None:
+                self._request.transport.write(b"0\r\n\r\n")
+
+    def _open(self) -> asyncio.Task[None]:
+        if self._opening is None:
+            self._opening = asyncio.ensure_future(self._begin())
+            # That the client has gone is no news where nobody waits for it.
+            self._opening.add_done_callback(lambda opening: opening.cancelled() or opening.exception())
+        return self._opening
+
+    async def _begin(self) -> None:
+        self._writer = await self._response.prepare(self._request)
+        unsent, self._unsent = self._unsent, b""
+        if unsent:
+            self.write(unsent)
 
     def _keep_alive_later(self) -> None:
         if self._interval:
             self._timer = self._loop.call_at(self._written_at + self._interval, self._keep_alive)
 
+    def _no_keep_alive(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
     def _keep_alive(self) -> None:
         now = self._loop.time()
         if now - self._written_at >= self._interval:
             self._written_at = now
-            if self.write(COMMENT) and self._opening is None:
-                self._opening = asyncio.ensure_future(self._begin())
+            transport = self._request.transport
+            if transport is not None and not transport.get_write_buffer_size():  # else it is the client who is silent
+                self.write(COMMENT)
+                self._open()
         self._keep_alive_later()

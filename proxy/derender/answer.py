@@ -188,7 +188,8 @@ class StreamedAnswer:
         if self._continuous or self._return_token_ids:
             return None
         mark = "\x00"
-        before, after = self._chunk([self._form.piece(index, Delta(mark, ()))]).split(orjson.dumps(mark))
+        # The last of them, for the head may hold a client's id.
+        before, _, after = self._chunk([self._form.piece(index, Delta(mark, ()))]).rpartition(orjson.dumps(mark))
         return before, after
 
     def feed(self, index: int, event: TokenDelta) -> bytes:

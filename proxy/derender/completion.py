@@ -54,7 +54,8 @@ class CompletionForm:
         choice |= {"finish_reason": collected.finish_reason, "stop_reason": collected.stop_reason}
         if self.logprobs is not None:
             echoed = _echoed(prompt_ids, outcome.prompt_logprobs or []) if self.echo else []
-            offsets = [*self.logprobs.starts(prompt_ids[: len(echoed)]), *(len(prompt) + o for o in collected.offsets)]
+            starts = self.logprobs.starts(prompt_ids[: len(echoed)], prompt)
+            offsets = [*starts, *(len(prompt) + offset for offset in collected.offsets)]
             choice["logprobs"] = self.logprobs.completion([*echoed, *collected.logprobs], offsets)
         if self.prompt_logprobs is not None:
             choice["prompt_logprobs"] = self.prompt_logprobs.prompt(outcome.prompt_logprobs or [])

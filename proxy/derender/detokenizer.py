@@ -10,6 +10,7 @@ all of it into U+FFFD, the valid characters included. That cannot be streamed; h
 
 import codecs
 from collections.abc import Sequence
+from itertools import islice
 from typing import Any, Protocol
 
 from proxy.derender.vocabulary import Vocabulary
@@ -56,13 +57,14 @@ class TableDecoder:
         self._table = vocabulary.shown_table if skip_special_tokens else vocabulary.table
         self._bytes_errors = "replace_each_byte" if vocabulary.rules.each_byte else "replace"
         self._pending = b""
-        self._starts = not any(self._shown(i) for i in reversed(prompt_token_ids))
-        self._lead = vocabulary.rules.lead_spaces if self._starts else 0
-        self._starts = self._starts and vocabulary.rules.first_loses is not None
+        self._starts, self._lead = vocabulary.rules.first_differs, vocabulary.rules.lead_spaces
         self._plain = not (self._starts or self._lead)
-
-    def _shown(self, token_id: int) -> bool:
-        return 0 <= token_id < len(self._table) and self._table[token_id] is not None
+        for token_id in prompt_token_ids:
+            if self._plain:
+                break
+            self.feed(token_id)
+            if self._pending:  # a character is begun, and so is the text
+                self._pending, self._lead, self._plain = b"", 0, True
 
     def feed(self, token_id: int) -> str:
         try:
@@ -122,15 +124,19 @@ class WindowDecoder:
 
     def __init__(self, vocabulary: Vocabulary, prompt_token_ids: Sequence[int], skip: bool, spaces: bool) -> None:
         self._vocabulary, self._skip, self._spaces = vocabulary, skip, spaces or skip
-        self._shown: list[int] = list(prompt_token_ids[-self.CONTEXT :])
+        visible = filter(self._is_visible, reversed(prompt_token_ids))
+        self._shown: list[int] = list(islice(visible, self.CONTEXT))[::-1]
         self._held: list[int] = []
         self._added_last = False
+
+    def _is_visible(self, token_id: int) -> bool:
+        return 0 <= token_id < self._vocabulary.size and not (self._skip and token_id in self._vocabulary.special_ids)
 
     def _decode(self, ids: list[int]) -> str:
         return self._vocabulary.tokenizer.decode(ids, skip_special_tokens=self._skip)
 
     def feed(self, token_id: int) -> str:
-        if not 0 <= token_id < self._vocabulary.size:
+        if not self._is_visible(token_id):
             return ""
         self._held.append(token_id)
         before = self._decode(self._shown)
@@ -140,7 +146,7 @@ class WindowDecoder:
             return ""
         if text:
             self._shown, self._held = self._held, []
-        elif len(self._held) >= self.MOST_HELD:  # tokens that show nothing, such as skipped ones
+        elif len(self._held) >= self.MOST_HELD:  # tokens that show nothing
             self._held = []
         added = self._vocabulary.added_text(token_id)
         if added is not None and self._added_last and not self._spaces:

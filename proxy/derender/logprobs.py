@@ -5,9 +5,9 @@ tokens by rank, the sampled one only if it is among them, as the OpenAI API says
 """
 
 from collections.abc import Sequence
-from itertools import accumulate
 from typing import Any
 
+from proxy.derender.detokenizer import decoder_for
 from proxy.derender.vocabulary import Vocabulary
 from proxy.protocol.generate import JsonObject, TokenLogprob, TopLogprob
 
@@ -16,8 +16,9 @@ NO_ENTRY = -9999.0
 
 
 def _by_rank(entry: TokenLogprob, top: int) -> list[TopLogprob]:
+    """Where two are equally likely the engine's rank decides: it lists the sampled token first."""
     alternatives = entry.get("top_logprobs") or []
-    return sorted(alternatives, key=lambda other: -other["logprob"])[:top]
+    return sorted(alternatives, key=lambda other: (-other["logprob"], other.get("rank") or 0))[:top]
 
 
 class LogprobWriter:
@@ -59,17 +60,28 @@ class LogprobWriter:
         for entry in entries:
             columns["tokens"].append(self._text(entry["token_id"]))
             columns["token_logprobs"].append(None if entry["logprob"] <= NO_ENTRY else entry["logprob"])
-            top = {self._text(o["token_id"]): max(o["logprob"], NO_ENTRY) for o in _by_rank(entry, self._top)}
-            if self._top:
-                top.setdefault(self._text(entry["token_id"]), max(entry["logprob"], NO_ENTRY))
+            shown = _by_rank(entry, self._top)
+            if self._top and entry["logprob"] > NO_ENTRY:
+                shown.append(entry)
+            top: dict[str, float] = {}
+            for other in shown:  # of tokens with the same text the first is the most likely
+                top.setdefault(self._text(other["token_id"]), max(other["logprob"], NO_ENTRY))
             columns["top_logprobs"].append(top or None)
         return columns
 
-    def starts(self, token_ids: Sequence[int]) -> list[int]:
-        """Where each of some consecutive tokens begins in their text, in characters."""
-        return (
-            list(accumulate((len(self._vocabulary.text_of(i)) for i in token_ids[:-1]), initial=0)) if token_ids else []
-        )
+    def starts(self, token_ids: Sequence[int], text: str) -> list[int]:
+        """Where each token of a prompt begins in its text, in characters.
+
+        Special tokens that the tokenizer put before the text, such as a BOS, take no room in it.
+        """
+        vocabulary, starts, at = self._vocabulary, [], 0
+        decoder = decoder_for(vocabulary, (), skip_special_tokens=False, spaces_between_special_tokens=True)
+        for token_id in token_ids:
+            starts.append(at)
+            added = at == 0 and token_id in vocabulary.special_ids and not text.startswith(vocabulary.text_of(token_id))
+            if not added:
+                at = min(at + len(decoder.feed(token_id)), len(text))
+        return starts
 
     def prompt(self, entries: Sequence[JsonObject | None]) -> list[JsonObject | None]:
         """vLLM's `prompt_logprobs`: per token None or `{id: {logprob, rank, decoded_token}}`, the texts filled in."""

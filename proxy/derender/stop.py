@@ -4,7 +4,6 @@ The law: the result does not depend on how the text was cut into pieces. The mat
 those that are complete with the same character the longest. Only a suffix that really begins a stop string is held.
 """
 
-from collections import defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -21,22 +20,28 @@ class Passed(NamedTuple):
 class StopRule:
     """The stop strings of one request: shared by its choices, and constant."""
 
-    __slots__ = ("_prefixes_by_end", "include", "strings")
+    __slots__ = ("_firsts", "_inner", "_longest", "include", "strings")
 
     def __init__(self, strings: Sequence[str], include_in_output: bool = False) -> None:
         self.strings = tuple(dict.fromkeys(strings))
         self.include = include_in_output
-        prefixes = defaultdict(list)
-        for string in self.strings:
-            for length in range(1, len(string)):
-                prefixes[string[length - 1]].append((length, string))
-        self._prefixes_by_end = {end: sorted(found, reverse=True) for end, found in prefixes.items()}
+        self._firsts = frozenset(string[0] for string in self.strings)
+        self._inner = frozenset("".join(string[:-1] for string in self.strings))
+        self._longest = max(map(len, self.strings), default=1) - 1
 
     def suffix_held(self, text: str) -> int:
-        """How many characters at the end of `text` begin a stop string."""
-        for length, string in self._prefixes_by_end.get(text[-1:], ()):
-            if text.endswith(string[:length]):
-                return length
+        """How many characters at the end of `text` begin a stop string.
+
+        The search for where that suffix begins goes forward only, from one piece of a text to the next, since what
+        comes before it is not held: so even the worst strings cost little per character.
+        """
+        if text[-1:] not in self._inner:
+            return 0
+        for start in range(max(0, len(text) - self._longest), len(text)):
+            if text[start] in self._firsts:
+                suffix = text[start:]
+                if any(len(string) > len(suffix) and string.startswith(suffix) for string in self.strings):
+                    return len(suffix)
         return 0
 
 

@@ -7,6 +7,8 @@ token costs one look-up (`detokenizer.TableDecoder`). The few exceptions at the 
 """
 
 import json
+import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -21,14 +23,18 @@ Piece = str | bytes | None
 class TableRules:
     """How a table decoder's text differs from the plain concatenation of its pieces.
 
-    `lead_spaces`: so many spaces are taken off the start of the text (`Strip` in the library). `first_loses`: the mark
-    that the first token loses (`Metaspace`). `each_byte`: bytes that are no character become one U+FFFD each
-    (`ByteFallback`) instead of one per broken sequence.
+    `lead_spaces`: so many spaces are taken off the start of the text (`Strip` in the library). `first_differs`: the
+    first token loses its word boundary marks (`Metaspace`). `each_byte`: bytes that are no character become one U+FFFD
+    each (`ByteFallback`) instead of one per broken sequence.
     """
 
     lead_spaces: int = 0
-    first_loses: str | None = None
+    first_differs: bool = False
     each_byte: bool = False
+
+
+Reader = Callable[[str, bool], Piece]
+"""What a token stands for, given how the vocabulary writes it and whether it is the first of a text."""
 
 
 class Vocabulary:
@@ -36,21 +42,21 @@ class Vocabulary:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
-        by_text = tokenizer.get_vocab(with_added_tokens=True)
-        self.size = max(by_text.values(), default=-1) + 1
+        self.size = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
         added = tokenizer.get_added_tokens_decoder()
         self.added_ids: frozenset[int] = frozenset(added)
         self.special_ids: frozenset[int] = frozenset(i for i, token in added.items() if token.special)
         self.special_texts: tuple[str, ...] = tuple(token.content for token in added.values() if token.special)
         self._added_texts = {i: token.content for i, token in added.items()}
-        reader = _reader(json.loads(tokenizer.to_str())["decoder"])
+        decoder = tokenizer.decoder
+        reader = _reader(json.loads(decoder.__getstate__())) if decoder is not None else None
         self.rules: TableRules | None = None
         self.table: list[Piece] | None = None
         if reader is not None:
-            self.rules, piece = reader
-            self.table = [None] * self.size
-            for text, token_id in by_text.items():
-                self.table[token_id] = piece(text)
+            self.rules, self._piece = reader
+            # By id and not by text: the list of a Unigram model may have a text twice.
+            texts = map(tokenizer.id_to_token, range(self.size))
+            self.table = [None if text is None else self._piece(text, False) for text in texts]
 
     @cached_property
     def shown_table(self) -> list[Piece]:
@@ -62,10 +68,9 @@ class Vocabulary:
         return shown
 
     def first_piece(self, token_id: int) -> Piece:
-        """What a token stands for at the start of a text, where `rules.first_loses` takes its mark away."""
-        assert self.table is not None and self.rules is not None
-        mark, text = self.rules.first_loses, self.tokenizer.id_to_token(token_id)
-        return text.replace(mark, "") if mark and text and mark in text else self.table[token_id]
+        """What a token stands for at the start of a text, where the tokenizer's `rules.first_differs`."""
+        text = self.tokenizer.id_to_token(token_id)
+        return None if text is None else self._piece(text, True)
 
     def bytes_of(self, token_id: int) -> bytes:
         """The exact bytes of one token, special or not; empty for an id outside the vocabulary."""
@@ -108,7 +113,7 @@ def _whole(data: bytes) -> str | bytes:
         return data
 
 
-def _byte_level(text: str) -> Piece:
+def _byte_level(text: str, _first: bool) -> Piece:
     """A token with a character outside the alphabet, as added tokens may have, stands for its own UTF-8 bytes."""
     try:
         return _whole(bytes([_BYTE_OF_CHAR[c] for c in text]))
@@ -118,36 +123,29 @@ def _byte_level(text: str) -> Piece:
 
 def _fallback_byte(text: str) -> bytes | None:
     """The byte that a token such as `<0xE4>` stands for."""
-    if len(text) == 6 and text.startswith("<0x") and text.endswith(">"):
-        try:
-            return bytes([int(text[3:5], 16)])
-        except ValueError:
-            return None
-    return None
+    match = re.fullmatch("<0x([0-9A-Fa-f]{2})>", text)
+    return bytes.fromhex(match[1]) if match else None
 
 
-def _reader(decoder: dict[str, Any] | None) -> Any:
-    """`(rules, text -> piece)` for a decoder that a table can stand for, None for any other.
+def _reader(decoder: dict[str, Any]) -> tuple[TableRules, Reader] | None:
+    """How a table reads tokens in place of this decoder, None where it cannot.
 
-    Read off the `decoder` object of tokenizer.json. The order of a sequence matters: `Strip` means the start of the
-    whole text only after `Fuse`, and the start of every token before it.
+    `decoder` is as in tokenizer.json. The order of a sequence matters: `Strip` means the start of the whole text only
+    after `Fuse`, and the start of every token before it.
     """
-    if decoder is None:
-        return None
     steps = decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]
     if [step["type"] for step in steps] == ["ByteLevel"]:
         return TableRules(), _byte_level
 
-    replacements: list[tuple[str, str]] = []
+    replacements: list[tuple[str, str, str]] = []  # what, by what, and by what in the first token
     byte_fallback = fused = False
-    lead_spaces, first_loses = 0, None
+    lead_spaces = 0
     for step in steps:
         match step:
             case {"type": "Replace", "pattern": {"String": str(old)}, "content": str(new)} if not fused:
-                replacements.append((old, new))
+                replacements.append((old, new, new))
             case {"type": "Metaspace", "replacement": str(mark), "prepend_scheme": scheme} if not fused:
-                replacements.append((mark, " "))
-                first_loses = mark if scheme != "never" else None
+                replacements.append((mark, " ", " " if scheme == "never" else ""))
             case {"type": "ByteFallback"} if not fused:
                 byte_fallback = True
             case {"type": "Fuse"}:
@@ -157,11 +155,12 @@ def _reader(decoder: dict[str, Any] | None) -> Any:
             case _:
                 return None
 
-    def piece(text: str) -> Piece:
+    def piece(text: str, first: bool) -> Piece:
         if byte_fallback and (byte := _fallback_byte(text)) is not None:
             return _whole(byte)
-        for old, new in replacements:
-            text = text.replace(old, new)
+        for old, new, new_in_first in replacements:
+            text = text.replace(old, new_in_first if first else new)
         return text
 
-    return TableRules(lead_spaces, first_loses, byte_fallback), piece
+    first_differs = any(new != new_in_first for _, new, new_in_first in replacements)
+    return TableRules(lead_spaces, first_differs, byte_fallback), piece

@@ -34,18 +34,17 @@ class EventSplitter:
         if self._rest:
             self._rest += piece
             end = self._last_end(self._rest, self._searched)
-            if end == 0:
-                self._searched = max(0, len(self._rest) - 3)
-                if len(self._rest) > self._cap:
-                    raise EventTooLong(f"an event is longer than {self._cap} bytes")
-                return []
             complete = bytes(self._rest[:end])
             del self._rest[:end]
         else:
             end = len(piece) if piece.endswith(b"\n\n") else self._last_end(piece, 0)
-            complete, rest = piece[:end], piece[end:]
-            self._rest += rest
-        self._searched = 0
+            complete = piece[:end]
+            self._rest += piece[end:]
+        self._searched = max(0, len(self._rest) - 3)  # a blank line may have begun there
+        if end == 0:
+            if len(self._rest) > self._cap:
+                raise EventTooLong(f"an event is longer than {self._cap} bytes")
+            return []
         if b"\r" in complete:
             complete = complete.replace(b"\r\n", b"\n")
         return [data for event in complete.split(b"\n\n") if (data := _data(event)) is not None]

@@ -1,34 +1,75 @@
 """The requests of the OpenAI API with vLLM's extra fields, validated once, when they come in.
 
 Unknown fields are ignored, as vLLM and OpenAI clients expect; known ones are checked for type and range, and every
-rule that needs nothing but the request itself stands here. A null is the same as a field left out.
+rule that needs nothing but the request itself stands here. A null is the same as a field left out. Of a list only the
+first wrong element is reported, because a body may hold millions. A union says by the value's JSON type which branch is
+meant; the tag of a branch holds a space, so that no reader of an error's place takes it for a field.
 """
 
-from typing import Annotated, Any, Literal, Self
+import re
+from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    model_validator,
+)
 
 from proxy.protocol.errors import BadRequest
 from proxy.protocol.generate import JsonObject
 
 INT64 = 2**63
 MAX_N = 128
+MAX_PROMPTS = 1024
 MAX_STOP_STRINGS = 64
 MAX_STOP_LENGTH = 4096
+LONGEST_ID = 20  # characters of a token id as a string
 
-TokenIds = list[Annotated[int, Field(ge=0, strict=True)]]
+REQUEST_ID = re.compile(r"[\x21-\x7e]{1,256}")
+"""What travels in an HTTP header as it is."""
+
+Item = TypeVar("Item")
+List = Annotated[list[Item], Field(fail_fast=True)]
+TokenIds = List[Annotated[int, Field(ge=0, strict=True)]]
 
 
-class _Request(BaseModel):
+def _json_type(value: object) -> str:
+    match value:
+        case str():
+            return "a string"
+        case dict():
+            return "an object"
+        case list():
+            return "a list"
+    return "a scalar"
+
+
+class _Fields(BaseModel):
     model_config = ConfigDict(extra="ignore", allow_inf_nan=False, hide_input_in_errors=True)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _null_is_left_out(cls, data: Any) -> Any:
+        return {key: value for key, value in data.items() if value is not None} if isinstance(data, dict) else data
 
-class StreamOptions(_Request):
+
+class StreamOptions(_Fields):
+    """`continuous_usage_stats` alone asks for usage as well."""
+
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
 
+    @property
+    def usage(self) -> bool:
+        return bool(self.continuous_usage_stats) if self.include_usage is None else self.include_usage
 
-class FunctionDefinition(BaseModel):
+
+class FunctionDefinition(_Fields):
     model_config = ConfigDict(extra="allow")
 
     name: str = Field(min_length=1)
@@ -36,7 +77,7 @@ class FunctionDefinition(BaseModel):
     parameters: JsonObject | None = None
 
 
-class ToolDefinition(BaseModel):
+class ToolDefinition(_Fields):
     model_config = ConfigDict(extra="allow")
 
     type: Literal["function"] = "function"
@@ -52,16 +93,26 @@ def _checked_tool(tool: JsonObject) -> JsonObject:
 Tool = Annotated[JsonObject, AfterValidator(_checked_tool)]
 
 
-class NamedFunction(BaseModel):
+class NamedFunction(_Fields):
     name: str
 
 
-class NamedToolChoice(BaseModel):
+class NamedToolChoice(_Fields):
     type: Literal["function"] = "function"
     function: NamedFunction
 
 
-class JsonSchemaFormat(BaseModel):
+ToolChoice = Annotated[
+    Annotated[Literal["none", "auto", "required"], Tag("a string")] | Annotated[NamedToolChoice, Tag("an object")],
+    Discriminator(
+        _json_type,
+        custom_error_type="tool_choice",
+        custom_error_message="should be none, auto, required, or an object that names a function",
+    ),
+]
+
+
+class JsonSchemaFormat(_Fields):
     model_config = ConfigDict(extra="ignore", populate_by_name=True)
 
     name: str = "response"
@@ -69,7 +120,7 @@ class JsonSchemaFormat(BaseModel):
     strict: bool | None = None
 
 
-class ResponseFormat(BaseModel):
+class ResponseFormat(_Fields):
     """`structural_tag` carries fields of its own, which the engine understands."""
 
     model_config = ConfigDict(extra="allow")
@@ -84,14 +135,24 @@ class ResponseFormat(BaseModel):
         return self
 
 
-class StructuredOutputs(BaseModel):
+JsonSchema = Annotated[
+    Annotated[str, Tag("a string")] | Annotated[JsonObject, Tag("an object")],
+    Discriminator(
+        _json_type,
+        custom_error_type="json_schema",
+        custom_error_message="should be a JSON schema, as an object or as a string",
+    ),
+]
+
+
+class StructuredOutputs(_Fields):
     """vLLM's constraint on the output: exactly one of the six, with options that are passed on."""
 
     model_config = ConfigDict(extra="allow")
 
-    json_: str | JsonObject | None = Field(None, alias="json")
+    json_: JsonSchema | None = Field(None, alias="json")
     regex: str | None = None
-    choice: list[str] | None = None
+    choice: List[str] | None = None
     grammar: str | None = None
     json_object: bool | None = None
     structural_tag: str | None = None
@@ -108,7 +169,22 @@ def _as_list(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
-class GenerationRequest(_Request):
+def _checked_biases(biases: Any) -> Any:
+    for key, bias in biases.items() if isinstance(biases, dict) else ():
+        if len(key) > LONGEST_ID:
+            raise ValueError(f'a key has {len(key)} characters; keys are token ids such as "50256"')
+        if type(bias) not in (int, float):
+            raise ValueError(f"the bias of {key!r} should be a number")
+    return biases
+
+
+def _checked_request_id(request_id: str) -> str:
+    if not REQUEST_ID.fullmatch(request_id):
+        raise ValueError("should be 1 to 256 visible ASCII characters")
+    return request_id
+
+
+class GenerationRequest(_Fields):
     """What both routes share. Ranges are vLLM's."""
 
     model: str | None = None
@@ -125,13 +201,13 @@ class GenerationRequest(_Request):
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     repetition_penalty: float | None = Field(None, gt=0)
     seed: int | None = Field(None, ge=-INT64, lt=INT64)
-    logit_bias: dict[str, float] | None = None
+    logit_bias: Annotated[dict[str, float], BeforeValidator(_checked_biases)] | None = None
     allowed_token_ids: TokenIds | None = None
-    bad_words: list[str] | None = None
+    bad_words: List[str] | None = None
     thinking_token_budget: int | None = Field(None, ge=0)
 
     stop: Annotated[
-        list[Annotated[str, Field(max_length=MAX_STOP_LENGTH)]] | None,
+        List[Annotated[str, Field(max_length=MAX_STOP_LENGTH)]] | None,
         Field(max_length=MAX_STOP_STRINGS),
         BeforeValidator(_as_list),
     ] = None
@@ -153,7 +229,7 @@ class GenerationRequest(_Request):
     structured_outputs: StructuredOutputs | None = None
 
     priority: int | None = Field(None, ge=-INT64, lt=INT64)
-    request_id: str | None = Field(None, max_length=256)
+    request_id: Annotated[str, AfterValidator(_checked_request_id)] | None = None
     cache_salt: str | None = Field(None, min_length=1)
     kv_transfer_params: JsonObject | None = None
     vllm_xargs: JsonObject | None = None
@@ -190,14 +266,14 @@ class GenerationRequest(_Request):
 class ChatRequest(GenerationRequest):
     """`POST /v1/chat/completions`. The messages themselves are checked where they are normalised."""
 
-    messages: list[JsonObject] = Field(min_length=1)
+    messages: List[JsonObject] = Field(min_length=1)
     max_tokens: int | None = Field(None, ge=1)
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0)
 
-    tools: list[Tool] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedToolChoice | None = None
+    tools: List[Tool] | None = None
+    tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     include_reasoning: bool | None = None
     reasoning_effort: str | None = None
@@ -206,7 +282,7 @@ class ChatRequest(GenerationRequest):
     chat_template_kwargs: JsonObject | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    documents: list[JsonObject] | None = None
+    documents: List[JsonObject] | None = None
 
     @property
     def output_limit(self) -> int | None:
@@ -243,7 +319,25 @@ class ChatRequest(GenerationRequest):
         return self.add_generation_prompt
 
 
-Prompt = str | TokenIds | list[str] | list[TokenIds]
+def _kind_of_prompt(value: Any) -> str:
+    kind = _json_type(value)
+    if kind != "a list":
+        return kind
+    first = _json_type(value[0]) if value else "a string"
+    return {"a string": "strings in a list", "a list": "lists in a list"}.get(first, "ids in a list")
+
+
+Prompt = Annotated[
+    Annotated[str, Tag("a string")]
+    | Annotated[TokenIds, Tag("ids in a list")]
+    | Annotated[List[str], Tag("strings in a list")]
+    | Annotated[List[TokenIds], Tag("lists in a list")],
+    Discriminator(
+        _kind_of_prompt,
+        custom_error_type="prompt",
+        custom_error_message="should be a string, a list of token ids, or a list of either",
+    ),
+]
 
 
 class CompletionRequest(GenerationRequest):
@@ -273,8 +367,10 @@ class CompletionRequest(GenerationRequest):
             raise BadRequest("max_tokens 0 makes sense only with echo: true", param="max_tokens")
         if self.echo and self.stream and self.logprobs is not None:
             raise BadRequest("echo with logprobs comes only with stream: false", param="logprobs")
-        if not self.prompts:
-            raise BadRequest("prompt must not be an empty list", param="prompt")
+        if not 0 < len(self.prompts) <= MAX_PROMPTS:
+            raise BadRequest(
+                f"prompt must be 1 to {MAX_PROMPTS} prompts, but is a list of {len(self.prompts)}", param="prompt"
+            )
 
     @property
     def prompts(self) -> list[str | list[int]]:
@@ -284,15 +380,17 @@ class CompletionRequest(GenerationRequest):
         return [prompt] if one else list(prompt)
 
 
-class TokenizeRequest(_Request):
+class TokenizeRequest(_Fields):
     """`POST /tokenize`, of a text or of a chat as it would be rendered."""
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[JsonObject] | None = Field(None, min_length=1)
+    messages: List[JsonObject] | None = Field(None, min_length=1)
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
-    tools: list[Tool] | None = None
+    tools: List[Tool] | None = None
+    documents: List[JsonObject] | None = None
+    reasoning_effort: str | None = None
     chat_template: str | None = None
     chat_template_kwargs: JsonObject | None = None
     add_generation_prompt: bool | None = None
@@ -305,6 +403,6 @@ class TokenizeRequest(_Request):
         return self
 
 
-class DetokenizeRequest(_Request):
+class DetokenizeRequest(_Fields):
     model: str | None = None
     tokens: TokenIds

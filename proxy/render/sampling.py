@@ -81,13 +81,13 @@ def truncated(token_ids: list[int], keep: int | None, max_model_len: int | None)
     if keep is None:
         return token_ids
     if keep == -1:
-        return token_ids if max_model_len is None else token_ids[-(max_model_len - 1) :]
-    if max_model_len is not None and keep > max_model_len:
+        keep = len(token_ids) if max_model_len is None else max_model_len - 1
+    elif max_model_len is not None and keep > max_model_len:
         raise BadRequest(
             f"truncate_prompt_tokens ({keep}) is above the model's maximum context length ({max_model_len})",
             param="truncate_prompt_tokens",
         )
-    return token_ids[len(token_ids) - keep :] if keep < len(token_ids) else token_ids
+    return token_ids[max(len(token_ids) - keep, 0) :]
 
 
 def max_tokens(
@@ -96,9 +96,11 @@ def max_tokens(
     """How many tokens may be generated: never more than what is left of the context. None: the engine decides."""
     wanted = request.output_limit
     if wanted is not None and limits.max_model_len is not None and wanted > limits.max_model_len:
+        newer = isinstance(request, ChatRequest) and request.max_completion_tokens is not None
+        param = "max_completion_tokens" if newer else "max_tokens"
         raise BadRequest(
-            f"max_tokens ({wanted}) is above the model's maximum context length ({limits.max_model_len} tokens)",
-            param="max_tokens",
+            f"{param} ({wanted}) is above the model's maximum context length ({limits.max_model_len} tokens)",
+            param=param,
         )
     if wanted is None:
         wanted = defaults.max_tokens
@@ -122,7 +124,12 @@ def sampling_params(
         if (value := getattr(request, key)) is not None:
             params[key] = value
     if (limit := max_tokens(request, prompt_length, limits, defaults)) is not None:
-        params["max_tokens"] = max(limit, 1)
+        params["max_tokens"] = limit = max(limit, 1)
+        if (request.min_tokens or 0) > limit:
+            raise BadRequest(
+                f"min_tokens ({request.min_tokens}) is above the {limit} tokens that can be generated here",
+                param="min_tokens",
+            )
     if (logprobs := _logprobs(request, limits)) is not None:
         params["logprobs"] = logprobs
         if isinstance(request, CompletionRequest) and request.echo:

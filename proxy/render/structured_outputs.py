@@ -14,6 +14,9 @@ from proxy.protocol.openai import ChatRequest, GenerationRequest, NamedToolChoic
 
 ANY_OBJECT: JsonObject = {"type": "object", "properties": {}}
 
+_DEFINITIONS = ("$defs", "definitions")
+"""Where a JSON schema keeps parts that it refers to: today's keyword and the one of older drafts."""
+
 
 def structured_outputs(request: GenerationRequest) -> JsonObject | None:
     """The value of `sampling_params.structured_outputs`, None for free text."""
@@ -52,18 +55,25 @@ def _forced_call(request: ChatRequest) -> JsonObject | None:
     schema: JsonObject = {"type": "array", "minItems": 1, "items": {"type": "object", "anyOf": []}}
     if request.parallel_tool_calls is False:
         schema["maxItems"] = 1
-    definitions: JsonObject = {}
     for function in functions:
         parameters = dict(function.get("parameters") or ANY_OBJECT)
-        for key, definition in parameters.pop("$defs", {}).items():
-            if definitions.setdefault(key, definition) != definition:
-                raise BadRequest(f"two tools define $defs/{key} differently; rename one of them", param="tools")
+        for keyword in _DEFINITIONS:
+            _lift_definitions(keyword, parameters, schema)
         schema["items"]["anyOf"].append(
             {
                 "properties": {"name": {"type": "string", "enum": [function["name"]]}, "parameters": parameters},
                 "required": ["name", "parameters"],
             }
         )
-    if definitions:
-        schema["$defs"] = definitions
     return schema
+
+
+def _lift_definitions(keyword: str, parameters: JsonObject, schema: JsonObject) -> None:
+    """Moves what references such as `#/$defs/Point` mean to the root of the schema, which they start from."""
+    definitions = parameters.get(keyword)
+    if not isinstance(definitions, dict):
+        return
+    del parameters[keyword]
+    for name, definition in definitions.items():
+        if schema.setdefault(keyword, {}).setdefault(name, definition) != definition:
+            raise BadRequest(f"two tools define {keyword}/{name} differently; rename one of them", param="tools")

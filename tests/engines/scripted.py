@@ -1,7 +1,7 @@
 """A token engine that does what a test tells it to, over real sockets.
 
-It speaks `/inference/v1/generate` on the raw connection, so that a test can also send what no HTTP library would: half an
-event, an event in single bytes, a reset. A test gives it `script`, a coroutine that is handed each `Exchange`.
+It speaks `/inference/v1/generate` on the raw connection, so that a test can also send what no HTTP library would: half
+an event, an event in single bytes, a reset. A test gives it `script`, a coroutine that is handed each `Exchange`.
 """
 
 import asyncio
@@ -9,7 +9,8 @@ import contextlib
 import json
 import socket
 import struct
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 HEADERS = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -18,7 +19,12 @@ Script = Callable[["Exchange"], Awaitable[None]]
 
 
 def choice(
-    token_ids: Sequence[int], *, index: int = 0, finish: str | None = None, stop: int | None = None, logprobs: Any = None
+    token_ids: Sequence[int],
+    *,
+    index: int = 0,
+    finish: str | None = None,
+    stop: int | None = None,
+    logprobs: Any = None,
 ) -> dict[str, Any]:
     return {
         "index": index,
@@ -30,17 +36,27 @@ def choice(
 
 
 class Exchange:
-    """One request, and the means to answer it."""
+    """One request, and the means to answer it. `headers` have their names in lower case; `sent` counts bytes that the
+    connection has taken."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, path: str, body: Any) -> None:
+    def __init__(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        path: str,
+        body: Any,
+        headers: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         self._reader, self._writer = reader, writer
-        self.path, self.body = path, body
+        self.path, self.body, self.headers = path, body, headers
         self.gone = asyncio.Event()
         """Set when the proxy closes the connection."""
+        self.sent = 0
 
     async def raw(self, data: bytes) -> None:
         self._writer.write(data)
         await self._writer.drain()
+        self.sent += len(data)
 
     async def status(self, status: str, body: bytes = b"", headers: str = "") -> None:
         """A whole response, such as `503 Service Unavailable`."""
@@ -76,24 +92,22 @@ def event(*choices: dict[str, Any], **more: Any) -> bytes:
 
 
 class ScriptedEngine:
-    """`exchanges` are all requests so far; `open` counts the connections that stand."""
+    """`exchanges` are all requests so far; `connections` counts those that came, `open` those that stand."""
 
     def __init__(self, script: Script) -> None:
         self.script = script
         self.exchanges: list[Exchange] = []
-        self.arrived = asyncio.Condition()
+        self.connections = 0
         self.open = 0
         self.healthy = True
+        self.url = ""
+        self._changed = asyncio.Event()
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
 
-    @property
-    def url(self) -> str:
-        assert self._server is not None
-        return f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
-
     async def start(self) -> None:
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, limit=2**26)
+        self.url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
 
     async def stop(self) -> None:
         assert self._server is not None
@@ -104,36 +118,47 @@ class ScriptedEngine:
 
     async def exchange(self, number: int = 0) -> Exchange:
         """The request with that number, once it is there."""
-        async with self.arrived:
-            await self.arrived.wait_for(lambda: len(self.exchanges) > number)
+        await self.until(lambda: len(self.exchanges) > number)
         return self.exchanges[number]
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Waits until requests and connections are as `condition` says."""
+        while not condition():
+            await self._changed.wait()
+
+    def _change(self) -> None:
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)
+        self.connections += 1
         self.open += 1
+        self._change()
         try:
-            with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+            with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
                 while True:
                     await self._answer(reader, writer)
         finally:
             self.open -= 1
+            self._change()
             self._tasks.discard(task)
             writer.close()
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = (await reader.readuntil(b"\r\n\r\n")).decode()
-        path = head.split(" ")[1]
-        lengths = [line for line in head.lower().split("\r\n") if line.startswith("content-length:")]
-        body = await reader.readexactly(int(lengths[0].split(":")[1])) if lengths else b""
+        request_line, *lines = head.rstrip().split("\r\n")
+        path = request_line.split(" ")[1]
+        headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+        body = await reader.readexactly(int(headers.get("content-length", 0)))
         if path == "/health":
             await Exchange(reader, writer, path, None).status("200 OK" if self.healthy else "503 Service Unavailable")
             return
-        exchange = Exchange(reader, writer, path, json.loads(body))
-        async with self.arrived:
-            self.exchanges.append(exchange)
-            self.arrived.notify_all()
+        exchange = Exchange(reader, writer, path, json.loads(body), headers)
+        self.exchanges.append(exchange)
+        self._change()
         script = asyncio.ensure_future(self.script(exchange))
         watch = asyncio.ensure_future(reader.read(1))
         try:
@@ -147,7 +172,7 @@ class ScriptedEngine:
         finally:
             watch.cancel()
             script.cancel()
-            await asyncio.wait({watch, script})
+            await asyncio.gather(watch, script, return_exceptions=True)
 
 
 @contextlib.asynccontextmanager
