@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import resource
 import signal
 import time
 from collections.abc import AsyncIterator, Callable
@@ -25,6 +26,8 @@ logger = logging.getLogger("proxy")
 
 ENGINE_KEEP_ALIVE = 4.0
 """Seconds that an idle connection to an engine is kept: less than the five after which uvicorn closes it."""
+
+OPEN_FILES = 65536
 
 LAST_BYTES_TIMEOUT = 1.0
 """Seconds for connections to close once no request is running any more."""
@@ -125,16 +128,24 @@ async def check(config: Config) -> list[str]:
 def serve(config: Config, *, on_ready: Callable[[], None] | None = None) -> None:
     """Serves until SIGINT or SIGTERM, then lets running requests finish within `shutdown_timeout`.
 
-    Raises `CannotStart` where it cannot start. `on_ready` is called once clients can
-    connect.
+    Raises `CannotStart` where it cannot start. `on_ready` is called once clients can connect.
     """
     logging.basicConfig(level=config.server.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    _raise_file_limit()
     try:
         import uvloop
     except ImportError:
         asyncio.run(_serve(config, on_ready))
     else:
         uvloop.run(_serve(config, on_ready))
+
+
+def _raise_file_limit() -> None:
+    """Each stream takes two descriptors, and the usual limit of 1024 is meant for programs that use select()."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 async def _serve(config: Config, on_ready: Callable[[], None] | None) -> None:

@@ -58,6 +58,9 @@ class GenerateRequest:
             body["priority"] = self.priority
         if self.kv_transfer_params is not None:
             body["kv_transfer_params"] = self.kv_transfer_params
+            # Where vLLM before 0.33 reads them.
+            extra = {**self.sampling_params.get("extra_args", {}), "kv_transfer_params": self.kv_transfer_params}
+            body["sampling_params"] = {**self.sampling_params, "extra_args": extra}
         if self.content_parts:
             body["content_parts"] = self.content_parts
         return body

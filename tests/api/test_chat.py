@@ -669,7 +669,7 @@ async def test_cache_transfer_parameters_go_to_the_engine_and_come_back(tmp_path
     transfer = {"do_remote_decode": True, "remote_host": None}
     async with talk(tmp_path) as t:
         answer = await t.chat(kv_transfer_params=transfer)
-        assert t.sent["kv_transfer_params"] == transfer
+        assert t.sent["kv_transfer_params"] == t.sent["sampling_params"]["extra_args"]["kv_transfer_params"] == transfer
         assert t.sent["stream"] is False, "an engine's events do not carry them back"
     assert answer["kv_transfer_params"] == {"remote_block_ids": [7]}
 
