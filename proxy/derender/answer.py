@@ -193,10 +193,7 @@ class StreamedAnswer:
         return before, after
 
     def feed(self, index: int, event: TokenDelta) -> bytes:
-        stream = self._streams[index]
-        if stream.finish_reason is not None:
-            return b""
-        delta = stream.feed(event.token_ids, event.logprobs, event.finish_reason, event.stop_reason)
+        delta = self._streams[index].feed(event.token_ids, event.logprobs, event.finish_reason, event.stop_reason)
         splice = self._splices[index]
         plain = splice is not None and not (delta.logprobs or delta.reasoning or delta.tool_calls)
         if plain and self._opened and delta.finish_reason is None:

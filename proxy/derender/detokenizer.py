@@ -4,8 +4,9 @@ The law: the pieces of any sequence of ids, joined with the final `flush`, are w
 sequence says, however the ids were grouped. Text of the prompt is never part of it; the prompt only decides whether the
 output begins a text (and loses a leading space) or goes on with one.
 
-One case is different on purpose: where a run of byte-fallback tokens is not valid UTF-8 as a whole, the library turns
-all of it into U+FFFD, the valid characters included. That cannot be streamed; here only the broken bytes are.
+Two cases of byte-fallback tokens are different on purpose, since neither can be streamed. Where a run of them is not
+valid UTF-8 as a whole, the library turns all of it into U+FFFD, the valid characters included; here only the broken
+bytes are. And a word boundary mark that is spelled in bytes stays one, whatever the order of the decoder's steps.
 """
 
 import codecs

@@ -119,6 +119,9 @@ class Output:
         return events
 
 
+some_or_all: st.SearchStrategy[Collection[int]] = st.one_of(st.sets(st.integers(0, 30)), st.just(range(1000)))
+
+
 @st.composite
 def outputs(draw: st.DrawFn) -> Output:
     kind = draw(st.sampled_from(KINDS))
@@ -154,9 +157,9 @@ def outputs(draw: st.DrawFn) -> Output:
 
 
 @settings(deadline=None, max_examples=400)
-@given(outputs(), st.sets(st.integers(0, 30)), st.booleans(), st.sets(st.integers(0, 30)))
+@given(outputs(), some_or_all, st.booleans(), some_or_all)
 def test_neither_grouping_nor_reloading_changes_a_choice(
-    output: Output, cuts: set[int], finish_later: bool, reloads: set[int]
+    output: Output, cuts: Collection[int], finish_later: bool, reloads: Collection[int]
 ) -> None:
     at_once, whole = run(output.context, output.events([], finish_later=False))
     in_parts, stream = run(output.context, output.events(cuts, finish_later), reloads)
@@ -340,6 +343,30 @@ SHOW_SPECIAL = {"skip_special_tokens": False}
             ("stop", "\ufffd"),
             7,
             id="a stop string in what the end shows",
+        ),
+        pytest.param(
+            ENDS | SHOW_SPECIAL | {"stop": ["</s>"], "min_tokens": 1},
+            [Event([EOS]), Event(TIDE, "length")],
+            "</s>tide",
+            ("length", None),
+            5,
+            id="the late text of an EOS is as unarmed as its token",
+        ),
+        pytest.param(
+            ENDS | SHOW_SPECIAL | {"stop": ["t"], "min_tokens": 2},
+            [Event([EOS]), Event(TIDE, "length")],
+            "</s>tide",
+            ("length", None),
+            5,
+            id="and moves the text of the others",
+        ),
+        pytest.param(
+            ENDS | SHOW_SPECIAL | {"stop": ["i"]},
+            [Event([EOS]), Event(TIDE, "length")],
+            "</s>t",
+            ("stop", "i"),
+            3,
+            id="also where tokens are counted",
         ),
         pytest.param({}, [Event((), "abort")], "", ("abort", None), 0, id="nothing"),
         pytest.param(

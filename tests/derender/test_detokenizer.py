@@ -229,6 +229,13 @@ def test_of_a_run_of_fallback_bytes_only_the_broken_ones_are_replaced(run: str, 
     assert "".join(pieces(v, (), ids, skip=True)) == ours
 
 
+def test_a_boundary_mark_that_is_spelled_in_bytes_stays_one() -> None:
+    v = vocabulary("byte_fallback, then metaspace")
+    ids = [v.tokenizer.token_to_id(token) for token in ("a", *(f"<0x{byte:02X}>" for byte in "▁".encode()))]
+    assert v.tokenizer.decode(ids) == "a "
+    assert "".join(pieces(v, (), ids, skip=True)) == "a▁"
+
+
 @EXAMPLES
 @given(st.lists(st.integers(0, 255), max_size=12))
 def test_a_valid_run_of_fallback_bytes_is_what_the_library_says(run: list[int]) -> None:
@@ -247,6 +254,36 @@ def test_a_skipped_token_inside_a_character_does_not_break_it() -> None:
     ids = [first, v.tokenizer.token_to_id(tokenizers.TURN), v.size + 5, *rest]
     assert rest
     assert "".join(pieces(v, (), ids, skip=True)) == "🕰"
+
+
+@pytest.mark.parametrize(
+    ("kind", "prompt", "output", "text"),
+    [
+        ("byte_fallback", [], ["▁", "▁", "a"], " a"),
+        ("byte_fallback", ["<s>", "<|turn|>"], ["▁", "a"], "a"),
+        ("byte_fallback", ["<think>"], ["▁", "a"], " a"),
+        ("byte_fallback", ["▁"], ["▁", "a"], " a"),
+        ("byte_fallback", ["a"], ["▁", "a"], " a"),
+        ("byte_fallback", ["<0xE4>"], ["▁", "a"], " a"),
+        ("byte_fallback", [], ["<0xE4>", "▁", "a"], "\ufffd a"),
+        ("byte_fallback, two spaces off", [], ["▁", "▁", "▁", "a"], " a"),
+        ("byte_fallback, two spaces off", [], ["▁", "a", "▁"], "a "),
+        ("byte_fallback, two spaces off", ["▁"], ["▁", "▁", "a"], " a"),
+        ("byte_fallback_unstripped", [], ["▁", "a"], " a"),
+        ("metaspace", [], ["▁", "▁", "a"], " a"),
+        ("metaspace", ["<s>"], ["▁", "a"], "a"),
+        ("metaspace", ["▁"], ["▁", "a"], " a"),
+        ("metaspace, never", [], ["▁", "a"], " a"),
+        ("word_piece", ["t", *["<s>"] * 9], ["t"], " t"),
+    ],
+)
+def test_the_prompt_decides_whether_the_output_begins_the_text(
+    kind: str, prompt: list[str], output: list[str], text: str
+) -> None:
+    v = vocabulary(kind)
+    prompt_ids, ids = ([v.tokenizer.token_to_id(token) for token in tokens] for tokens in (prompt, output))
+    assert "".join(pieces(v, prompt_ids, ids, skip=True)) == text
+    assert "".join(pieces(v, prompt_ids, ids, skip=True, reloads=range(len(ids)))) == text
 
 
 def test_an_unfinished_character_of_the_prompt_is_not_finished_in_the_output() -> None:
@@ -297,6 +334,16 @@ def test_a_window_gives_the_same_pieces_and_stays_small_however_often_it_is_relo
     for token_id in ids:
         decoder.feed(token_id)
         assert sum(map(len, decoder.dump()[:2])) <= 2 * WindowDecoder.MOST_HELD
+
+
+def test_a_window_shows_bytes_that_never_become_a_character() -> None:
+    v = vocabulary("byte_level, stripped")
+    decoder = WindowDecoder(v, (), True, True)
+    lead = next(token_id for token_id in range(v.size) if v.tokenizer.id_to_token(token_id) == "ä")
+    shown = "".join(decoder.feed(lead) for _ in range(100))
+    assert len(shown) >= 100 - WindowDecoder.MOST_HELD
+    assert len(decoder.dump()[1]) < WindowDecoder.MOST_HELD
+    assert shown + decoder.flush() == BROKEN * 100
 
 
 @pytest.mark.parametrize(

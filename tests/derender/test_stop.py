@@ -79,7 +79,7 @@ def test_a_match_that_ends_in_unarmed_text_is_text_and_one_that_only_begins_ther
 ) -> None:
     matcher = StopMatcher(StopRule(stops))
     shown = "".join(matcher.feed(piece, armed=False).text for piece in cut(unarmed, places))
-    assert shown + matcher.held == unarmed
+    assert (shown + matcher.held, matcher.held) == (unarmed, held_back(unarmed, stops))
     stop = None
     for piece in cut(armed, armed_places):
         passed = matcher.feed(piece)

@@ -221,6 +221,7 @@ def test_truncation_and_padding_of_the_file_are_turned_off() -> None:
     tokenizer.enable_truncation(2)
     tokenizer.enable_padding(length=64)
     prompt = PromptTokenizer(tokenizer)
+    assert prompt.decode(prompt.encode("a", add_special_tokens=True), skip_special_tokens=False) == "a"
     text = "the tide comes in " * 20
     assert prompt.decode(prompt.encode(text, add_special_tokens=True), skip_special_tokens=True) == text
     marked = prompt.encode_marked(escaped(f"{text}{EOS}"), MARK, add_special_tokens=True)
