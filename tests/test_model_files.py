@@ -442,7 +442,7 @@ def test_a_folder_without_tokenizer_json_says_what_is_there_instead(
 @pytest.mark.parametrize(
     ("file", "content", "problem"),
     [
-        ("config.json", '{\n  "a": 1,\n}', ":3:1: is not JSON: Expecting property name enclosed in double quotes"),
+        ("config.json", '{\n  "a": 1,\n  "b": }', ":3:8: is not JSON: Expecting value"),
         ("tokenizer.json", "", ":1:1: is not JSON: Expecting value"),
         ("tokenizer_config.json", "[]", ": should be a JSON object"),
         ("generation_config.json", "[" * 100_000, ": is nested too deeply"),
