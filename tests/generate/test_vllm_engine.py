@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from proxy.app import build_engine
 from proxy.config import EngineConfig
 from proxy.generate.engines.base import Flow, Timeouts
-from proxy.generate.engines.vllm import AnswerReader, VllmEngine
+from proxy.generate.engines.vllm import VllmEngine
+from proxy.generate.engines.vllm_answer import AnswerReader
 from proxy.generate.errors import (
     EngineDisconnected,
     EngineError,
