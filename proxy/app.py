@@ -6,20 +6,23 @@ import logging
 import resource
 import signal
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 
 import aiohttp
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
+from pydantic import SecretStr
 
 from proxy import CannotStart
+from proxy.api.draining import Draining
 from proxy.api.routes import application
-from proxy.config import Config, EngineConfig, ModelConfig, PoolConfig
+from proxy.config import Config, ModelConfig, PoolConfig
 from proxy.generate.engines.base import Timeouts
 from proxy.generate.engines.vllm import VllmEngine
 from proxy.generate.pool import Pool
 from proxy.model_files import ModelFiles, load_model_files
 from proxy.models import Models, ServedModel, TokenizerParts
-from proxy.render.chat_template import ChatTemplates
+from proxy.render.chat_template import RESERVED_VARIABLES, ChatTemplates
 from proxy.render.sampling import Limits, SamplingDefaults
 
 logger = logging.getLogger("proxy")
@@ -36,15 +39,16 @@ LAST_BYTES_TIMEOUT = 1.0
 def build_pool(name: str, config: PoolConfig) -> Pool:
     """Must be called in a running event loop. Raises `ConfigError` for an unreadable key file."""
     timeouts = Timeouts(config.connect_timeout, config.first_token_timeout, config.idle_timeout, config.total_timeout)
-    return Pool(name, [build_engine(engine, timeouts) for engine in config.engines], config.policy)
+    keys = [engine.read_api_key() for engine in config.engines]
+    engines = [build_engine(e.url, key, timeouts) for e, key in zip(config.engines, keys, strict=True)]
+    return Pool(name, engines, config.policy)
 
 
-def build_engine(config: EngineConfig, timeouts: Timeouts) -> VllmEngine:
-    key = config.read_api_key()
+def build_engine(url: str, key: SecretStr | None, timeouts: Timeouts) -> VllmEngine:
     headers = {"Authorization": f"Bearer {key.get_secret_value()}"} if key is not None else {}
     connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=ENGINE_KEEP_ALIVE)
     session = aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar())
-    return VllmEngine(session, config.url, timeouts, headers)
+    return VllmEngine(session, url, timeouts, headers)
 
 
 class ModelLoader:
@@ -74,9 +78,20 @@ class ModelLoader:
             templates = ChatTemplates(
                 files.chat_templates, files.special_tokens, trusted=config.trust_request_chat_template
             )
+            defaults = SamplingDefaults.of(
+                files.generation_config if config.generation_config == "auto" else {}, config.override_generation_config
+            )
         except ValueError as error:
-            raise CannotStart(f"model {config.name}: {error}") from error
-        model_defaults = files.generation_config if config.generation_config == "auto" else {}
+            raise CannotStart(str(error)) from error
+        if reserved := RESERVED_VARIABLES & config.default_chat_template_kwargs.keys():
+            raise CannotStart(f"default_chat_template_kwargs may not set {', '.join(sorted(reserved))}")
+        size, own_size = parts.vocabulary.size, files.vocab_size
+        known_ids = range(max(size, own_size or 0))
+        if unknown := sorted(token_id for token_id in files.eos_token_ids if token_id not in known_ids):
+            logger.warning("model %s: EOS ids %s are not in the vocabulary and are left out", config.name, unknown)
+        if config.max_model_len and files.max_model_len and config.max_model_len > files.max_model_len:
+            lengths = config.max_model_len, files.max_model_len
+            logger.warning("model %s: max_model_len is %d, but the model's files say %d", config.name, *lengths)
         return ServedModel(
             names=config.served_model_name,
             root=config.model,
@@ -87,11 +102,30 @@ class ModelLoader:
             has_chat_template=bool(files.chat_templates),
             default_chat_template_kwargs=config.default_chat_template_kwargs,
             split_special_tokens=config.split_special_tokens,
-            eos_token_ids=files.eos_token_ids,
-            limits=Limits(parts.vocabulary.size, config.max_model_len or files.max_model_len, config.max_logprobs),
-            defaults=SamplingDefaults.of(model_defaults, config.override_generation_config),
+            eos_token_ids=files.eos_token_ids.intersection(known_ids),
+            limits=Limits(
+                vocabulary_size=size,
+                engine_vocabulary_size=None if own_size is None else len(known_ids),
+                longest_token=parts.vocabulary.longest,
+                max_model_len=config.max_model_len or files.max_model_len,
+                max_logprobs=config.max_logprobs,
+            ),
+            defaults=defaults,
             return_tokens_as_token_ids=config.return_tokens_as_token_ids,
         )
+
+
+def load_models(config: Config, pools: Mapping[str, Pool]) -> list[ServedModel]:
+    """Raises `CannotStart` with a line for each model that cannot be loaded."""
+    loader, models, problems = ModelLoader(), [], []
+    for index, model in enumerate(config.models):
+        try:
+            models.append(loader.load(model, pools[model.pool]))
+        except CannotStart as error:
+            problems.append(f"models[{index}] ({model.name}): {error}")
+    if problems:
+        raise CannotStart("\n".join(problems))
+    return models
 
 
 @contextlib.asynccontextmanager
@@ -101,8 +135,7 @@ async def built(config: Config) -> AsyncIterator[Models]:
     try:
         for name, pool in config.pools.items():
             pools[name] = build_pool(name, pool)
-        loader = ModelLoader()
-        yield Models([await asyncio.to_thread(loader.load, model, pools[model.pool]) for model in config.models])
+        yield Models(await asyncio.to_thread(load_models, config, pools))
     finally:
         for built_pool in pools.values():
             await built_pool.close()
@@ -131,6 +164,7 @@ def serve(config: Config, *, on_ready: Callable[[], None] | None = None) -> None
     Raises `CannotStart` where it cannot start. `on_ready` is called once clients can connect.
     """
     logging.basicConfig(level=config.server.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger("aiohttp.server").addFilter(_client_noise)
     _raise_file_limit()
     try:
         import uvloop
@@ -138,6 +172,15 @@ def serve(config: Config, *, on_ready: Callable[[], None] | None = None) -> None
         asyncio.run(_serve(config, on_ready))
     else:
         uvloop.run(_serve(config, on_ready))
+
+
+def _client_noise(record: logging.LogRecord) -> bool:
+    """Says in a line, and only where somebody listens for it, that a client sent what is not HTTP."""
+    error = record.exc_info[1] if record.exc_info else None
+    if isinstance(error, HttpProcessingError | aiohttp.ClientPayloadError | web.RequestPayloadError):
+        logger.debug("a client sent no valid HTTP: %s", error)
+        return False
+    return True
 
 
 def _raise_file_limit() -> None:
@@ -151,18 +194,17 @@ def _raise_file_limit() -> None:
 async def _serve(config: Config, on_ready: Callable[[], None] | None) -> None:
     server = config.server
     async with built(config) as models:
+        draining = Draining()
         app = application(
-            models,
-            keep_alive_interval=server.keep_alive_interval,
-            max_body_size=server.max_body_size,
-            shutdown_timeout=server.shutdown_timeout,
+            models, draining, keep_alive_interval=server.keep_alive_interval, max_body_size=server.max_body_size
         )
         # A client that goes away cancels its handler, which aborts the engine's request.
         runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=LAST_BYTES_TIMEOUT)
         await runner.setup()
+        site = web.TCPSite(runner, server.host, server.port, backlog=1024)
         try:
             try:
-                await web.TCPSite(runner, server.host, server.port, backlog=1024).start()
+                await site.start()
             except OSError as error:
                 reason = str(error.strerror or error).rpartition(": ")[2]  # asyncio puts the address before it
                 advice = "choose another address with --host and --port, or in the file"
@@ -173,6 +215,9 @@ async def _serve(config: Config, on_ready: Callable[[], None] | None) -> None:
                 on_ready()
             await _until_told_to_stop()
             logger.info("stopping: running requests have %g s to finish", server.shutdown_timeout)
+            await site.stop()
+            if runner.server is not None:
+                await draining.finish(runner.server.connections, server.shutdown_timeout)
         finally:
             await runner.cleanup()
 

@@ -26,12 +26,13 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="derender-proxy", description=DESCRIPTION)
+    parser = argparse.ArgumentParser(prog="derender-proxy", description=DESCRIPTION, allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"derender-proxy {__version__}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
 
     serve = commands.add_parser(
         "serve",
+        allow_abbrev=False,
         help="serve the models of a configuration file",
         description="Serve the models of a configuration file until SIGINT or SIGTERM.",
     )
@@ -41,6 +42,7 @@ def _parser() -> argparse.ArgumentParser:
 
     check = commands.add_parser(
         "check",
+        allow_abbrev=False,
         help="load everything that a configuration file names, and say what would run",
         description="Load the configuration file, its tokenizers and chat templates, and print what would run. Exits "
         "with 1 and the reasons where it would not. Engines are not asked.",
@@ -51,6 +53,7 @@ def _parser() -> argparse.ArgumentParser:
 
     demo = commands.add_parser(
         "demo",
+        allow_abbrev=False,
         help="serve a small real model on this machine's CPU, with nothing to configure",
         description="Start the embedded engine and the proxy in front of it, and print how to talk to it. Needs the "
         "extra [demo]; no GPU, no download, no configuration. Ctrl-C ends both.",
@@ -60,6 +63,7 @@ def _parser() -> argparse.ArgumentParser:
 
     engine = commands.add_parser(
         "engine",
+        allow_abbrev=False,
         help="run the embedded engine alone, speaking token ids",
         description="Run the embedded engine alone: a small real model on the CPU that speaks vLLM's "
         "/inference/v1/generate, for trying the proxy against. Needs the extra [demo].",

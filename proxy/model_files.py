@@ -59,6 +59,7 @@ class ModelFiles:
     `name` is what was asked for, for messages. `chat_templates` is by name, `default` and perhaps others such as
     `tool_use`; empty for a base model. `special_tokens` are the strings that a template may use, by name (`bos_token`),
     and the list `additional_special_tokens`. `eos_token_ids` is the union of what all files call an end of sequence.
+    `vocab_size` is that of the weights, which may be larger than the tokenizer's.
     """
 
     name: str
@@ -69,6 +70,7 @@ class ModelFiles:
     eos_token_ids: frozenset[int]
     bos_token_id: int | None
     max_model_len: int | None
+    vocab_size: int | None
 
 
 @dataclass(frozen=True)
@@ -91,6 +93,7 @@ class _Weights:
     eos_token_ids: frozenset[int]
     bos_token_id: int | None
     max_model_len: int | None
+    vocab_size: int | None
 
 
 def load_model_files(
@@ -120,6 +123,7 @@ def load_model_files(
         eos_token_ids=weights.eos_token_ids | text.eos_token_ids,
         bos_token_id=weights.bos_token_id if text.bos_token_id is None else text.bos_token_id,
         max_model_len=min(lengths, default=None),
+        vocab_size=weights.vocab_size,
     )
 
 
@@ -205,7 +209,7 @@ def _read_gguf_file(path: Path) -> tuple[_Text, _Weights]:
         bos_token_id=gguf.bos_token_id,
         max_model_len=None,
     )
-    return text, _Weights({}, frozenset(), None, gguf.context_length)
+    return text, _Weights({}, frozenset(), None, gguf.context_length, gguf.vocab_size)
 
 
 def _read_folder(folder: Path) -> tuple[_Text, _Weights]:
@@ -230,6 +234,7 @@ def _folder_weights(folder: Path) -> _Weights:
         ),
         bos_token_id=bos_ids[0] if bos_ids else None,
         max_model_len=_context_length(text_config) or _context_length(config),
+        vocab_size=_vocab_size(text_config) or _vocab_size(config),
     )
 
 
@@ -239,6 +244,11 @@ def _ids(path: Path, values: JsonObject, key: str) -> list[int]:
     if not all(type(token_id) is int for token_id in ids):
         raise ModelFilesError(f"{path}: {key} should be a token id or a list of them")
     return [token_id for token_id in ids if token_id >= 0]  # some files say -1 for none
+
+
+def _vocab_size(config: JsonObject) -> int | None:
+    size = config.get("vocab_size")
+    return size if type(size) is int and size > 0 else None
 
 
 def _context_length(config: JsonObject) -> int | None:

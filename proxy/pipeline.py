@@ -6,9 +6,12 @@ in between, except the tasks of several prompts.
 """
 
 import asyncio
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Protocol
+from functools import partial
+from typing import Protocol, TypeVar
 
 from proxy.derender.answer import Answer, Form, Head, Prompts, StreamedAnswer, WholeAnswer
 from proxy.derender.chat import ChatForm
@@ -22,11 +25,16 @@ from proxy.protocol.errors import BadRequest
 from proxy.protocol.generate import GenerateRequest, JsonObject, Outcome, TokenDelta
 from proxy.protocol.openai import ChatRequest, CompletionRequest, GenerationRequest
 from proxy.render.messages import normalise
-from proxy.render.sampling import check_prompt_length, check_token_ids, sampling_params, truncated
+from proxy.render.sampling import check_prompt_length, check_text_length, check_token_ids, sampling_params, truncated
 from proxy.render.structured_outputs import structured_outputs
 
+Rendered = TypeVar("Rendered")
+
 INLINE_CHARACTERS = 8192
-"""A longer text is tokenized in a thread, which takes the event loop's time off it but costs a switch."""
+"""A longer text is rendered in a thread, which takes the event loop's time off it but costs a switch."""
+
+RENDERING = ThreadPoolExecutor(2, "render")
+"""Few threads: what one takes in memory and time, however long its text, bounds what all of them do."""
 
 PROMPTS_AT_ONCE = 128
 """How many prompts of one request are generated side by side; each holds a connection to an engine."""
@@ -50,28 +58,41 @@ class Writer(Protocol):
     async def ready(self) -> None: ...
 
 
-async def encode(model: ServedModel, text: str, mark: str | None, *, add_special_tokens: bool) -> list[int]:
-    """The token ids of a text; `mark` as `escaping.py` left it."""
-    tokenizer = model.tokenizer.prompt
-
-    def run() -> list[int]:
-        try:
-            if mark is None:
-                return tokenizer.encode(text, add_special_tokens=add_special_tokens)
-            return tokenizer.encode_marked(text, mark, add_special_tokens=add_special_tokens)
-        except TypeError:  # what the library says to half of a surrogate pair, which JSON inside a string can bring
-            raise BadRequest("the prompt holds half of a surrogate pair (\\ud800 to \\udfff); remove it") from None
-
-    return run() if len(text) <= INLINE_CHARACTERS else await asyncio.to_thread(run)
+async def encode(model: ServedModel, text: str, *, special: bool, limited: bool) -> list[int]:
+    """The token ids of a text that is not a chat. `special`: with what the tokenizer puts around a text; `limited`: the
+    text is a prompt, and refused where it cannot fit."""
+    return await _rendered(len(text), partial(_encode, model, text, None, special=special, limited=limited))
 
 
-async def render_messages(model: ServedModel, request: ChatRequest) -> tuple[list[int], list[JsonObject]]:
-    """The ids of a conversation, and the parts of it that only the engine can read."""
-    if request.chat_template is None:
+async def render_messages(model: ServedModel, request: ChatRequest, size: int) -> tuple[list[int], list[JsonObject]]:
+    """The ids of a conversation, and the parts of it that only the engine can read. `size`: the request, in bytes."""
+
+    def run() -> tuple[list[int], list[JsonObject]]:
         text, mark, content_parts = _prompt_text(model, request)
-    else:  # a template that a request brought has a second to run, in which nobody else should wait
-        text, mark, content_parts = await asyncio.to_thread(_prompt_text, model, request)
-    return await encode(model, text, mark, add_special_tokens=bool(request.add_special_tokens)), content_parts
+        special, limited = bool(request.add_special_tokens), request.truncate_prompt_tokens is None
+        return _encode(model, text, mark, special=special, limited=limited), content_parts
+
+    # A template that a request brought has a second to run, in which nobody else should wait.
+    return await _rendered(size if request.chat_template is None else math.inf, run)
+
+
+async def _rendered(size: float, run: Callable[[], Rendered]) -> Rendered:
+    if size <= INLINE_CHARACTERS:
+        return run()
+    return await asyncio.get_running_loop().run_in_executor(RENDERING, run)
+
+
+def _encode(model: ServedModel, text: str, mark: str | None, *, special: bool, limited: bool) -> list[int]:
+    """`mark` as `escaping.py` left it."""
+    if limited:
+        check_text_length(len(text), model.limits)
+    tokenizer = model.tokenizer.prompt
+    try:
+        if mark is None:
+            return tokenizer.encode(text, add_special_tokens=special)
+        return tokenizer.encode_marked(text, mark, add_special_tokens=special)
+    except TypeError:  # what the library says to half of a surrogate pair, which JSON inside a string can bring
+        raise BadRequest("the prompt holds half of a surrogate pair (\\ud800 to \\udfff); remove it") from None
 
 
 def _prompt_text(model: ServedModel, request: ChatRequest) -> tuple[str, str | None, list[JsonObject]]:
@@ -102,10 +123,10 @@ def _prompt_text(model: ServedModel, request: ChatRequest) -> tuple[str, str | N
     return text, mark, [dict(part) for part in normal.content_parts]
 
 
-async def render_chat(model: ServedModel, request: ChatRequest, request_id: str) -> Job:
-    """Raises `ApiError` for whatever cannot be asked of this model."""
+async def render_chat(model: ServedModel, request: ChatRequest, request_id: str, size: int) -> Job:
+    """Raises `ApiError` for whatever cannot be asked of this model. `size` is the request's, in bytes."""
     request.check()
-    token_ids, content_parts = await render_messages(model, request)
+    token_ids, content_parts = await render_messages(model, request, size)
     job = _job(model, request, token_ids, request_id)
     return replace(job, request=replace(job.request, content_parts=content_parts))
 
@@ -114,11 +135,12 @@ async def render_completion(model: ServedModel, request: CompletionRequest, requ
     """One job per prompt. Raises `ApiError` for whatever cannot be asked of this model."""
     request.check()
     prompts = request.prompts
-    special = request.add_special_tokens is not False
     jobs = []
     for number, prompt in enumerate(prompts):
         if isinstance(prompt, str):
-            token_ids = await encode(model, prompt, None, add_special_tokens=special)
+            limited = request.truncate_prompt_tokens is None
+            special = request.add_special_tokens is not False
+            token_ids = await encode(model, prompt, special=special, limited=limited)
         else:
             token_ids = prompt
             check_token_ids(token_ids, model.limits.vocabulary_size, "prompt")
@@ -158,7 +180,6 @@ def _job(model: ServedModel, request: GenerationRequest, token_ids: list[int], r
     )
     generate = GenerateRequest(
         request_id=request_id,
-        model=model.name,
         token_ids=token_ids,
         sampling_params=params,
         # An engine's events never carry these; what comes back whole reaches the sink all the same.
@@ -166,6 +187,7 @@ def _job(model: ServedModel, request: GenerationRequest, token_ids: list[int], r
         cache_salt=request.cache_salt,
         priority=request.priority or 0,
         kv_transfer_params=request.kv_transfer_params,
+        vocabulary_size=model.limits.engine_vocabulary_size,
     )
     return Job(generate, context)
 

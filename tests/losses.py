@@ -12,6 +12,8 @@ class _Kept(logging.Handler):
         self.messages: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
+        if record.name.startswith("proxy") and record.levelno < logging.ERROR:
+            return  # what an engine did wrong is the proxy's to tell
         self.messages.append(self.format(record))
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
+from proxy.api.draining import Draining
 from proxy.api.routes import application
 from proxy.app import built
 from proxy.config import Config
@@ -65,7 +66,7 @@ async def running(
     """A running proxy, whose model is a folder that the test made, or a small one."""
     folder = tmp_path if (tmp_path / "tokenizer.json").exists() else model_folder(tmp_path)
     async with built(config(folder, *engine_urls, pool=pool, **model)) as models:
-        app = application(models, keep_alive_interval=keep_alive_interval, max_body_size=max_body_size)
+        app = application(models, Draining(), keep_alive_interval=keep_alive_interval, max_body_size=max_body_size)
         server = TestServer(app, handler_cancellation=True)
         async with TestClient(server) as client:
             yield Running(client, models.all[0].pool)

@@ -18,10 +18,21 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 REQUEST_ID = web.RequestKey("request_id", str)
 
 
-def internal_error(error: Exception, request_id: str) -> ApiError:
-    """A fault of ours: the client gets the id that the log has the traceback under, and nothing else."""
-    logger.error("request %s failed", request_id, exc_info=error)
-    return ApiError(500, f"internal error; the log has it under the request id {request_id}", type="internal_error")
+STOPPING = ApiError(503, "the server is stopping and takes or finishes no more", type="service_unavailable")
+
+
+def reported(error: Exception, request_id: str) -> ApiError:
+    """What the client is told of a failure, with a line in the log where it is not the client's own.
+
+    Of a fault of ours the client gets the id that the log has the traceback under, and nothing else.
+    """
+    if not isinstance(error, ApiError):
+        logger.error("request %s failed", request_id, exc_info=error)
+        message = f"internal error; the log has it under the request id {request_id}"
+        return ApiError(500, message, type="internal_error")
+    if error.status >= 500:
+        logger.warning("request %s: %s: %s", request_id, error.type, error.message)
+    return error
 
 
 def json_error(error: ApiError) -> web.Response:
@@ -31,20 +42,14 @@ def json_error(error: ApiError) -> web.Response:
 
 
 def _http_error(error: web.HTTPException, request: web.Request) -> ApiError:
-    """aiohttp's own refusals: no such route, a method that a route does not have, a body that is too large."""
+    """aiohttp's own refusals: no such route, a method that a route does not have."""
     if isinstance(error, web.HTTPNotFound):
         return NotFound(f"there is nothing at {request.method} {request.path}")
     if isinstance(error, web.HTTPMethodNotAllowed):
         allowed = ", ".join(sorted(error.allowed_methods))
         message = f"{request.path} takes {allowed}, not {request.method}"
         return ApiError(405, message, type="invalid_request_error", headers={"Allow": allowed})
-    if isinstance(error, web.HTTPRequestEntityTooLarge):
-        limit = request.app[BODY_LIMIT]
-        return ApiError(413, f"the body is larger than {limit} bytes (max_body_size)", type="invalid_request_error")
     return ApiError(error.status, error.reason, type="invalid_request_error" if error.status < 500 else "server_error")
-
-
-BODY_LIMIT = web.AppKey("body_limit", int)
 
 
 @web.middleware
@@ -52,15 +57,13 @@ async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamRe
     request[REQUEST_ID] = request_id = client_request_id(request) or new_request_id()
     try:
         response = await handler(request)
-    except ApiError as error:
-        response = json_error(error)
     except web.HTTPException as error:
         response = json_error(_http_error(error, request))
     except (UnicodeDecodeError, web.RequestPayloadError) as error:
         response = json_error(BadRequest(f"the body cannot be read: {error}"))
         response.force_close()  # where it ends is not known
     except Exception as error:
-        response = json_error(internal_error(error, request_id))
+        response = json_error(reported(error, request_id))
     if not response.prepared:
         response.headers["x-request-id"] = request_id
     return response

@@ -11,18 +11,15 @@ from collections.abc import Awaitable, Callable, Sequence
 from aiohttp import web
 
 from proxy import pipeline
-from proxy.api.errors import REQUEST_ID, internal_error
+from proxy.api.errors import REQUEST_ID, STOPPING, reported
 from proxy.api.requests import client_request_id, new_request_id, read_body
 from proxy.api.sse import ClientGone, EventStream
 from proxy.derender.answer import Answer, Head, sse
 from proxy.models import Models, ServedModel
 from proxy.pipeline import Job
-from proxy.protocol.errors import ApiError
 from proxy.protocol.openai import ChatRequest, CompletionRequest, GenerationRequest
 
 CLIENT_CLOSED_REQUEST = 499
-
-STOPPING = ApiError(503, "the server is stopping and the answer was not finished in time", type="service_unavailable")
 
 
 class Generation:
@@ -35,7 +32,7 @@ class Generation:
         body = await read_body(request, ChatRequest)
         model = self._models.get(body.model)
         head, engine_request_id = _ids("chatcmpl", request, body, model)
-        job = await pipeline.render_chat(model, body, engine_request_id)
+        job = await pipeline.render_chat(model, body, engine_request_id, len(await request.read()))
         return await self._respond(request, body, model, [job], pipeline.chat_answer(model, body, job, head))
 
     async def completion(self, request: web.Request) -> web.StreamResponse:
@@ -71,8 +68,7 @@ async def _streamed(events: EventStream, run: Callable[[], Awaitable[bytes]], re
     except Exception as error:
         if not events.begun:
             raise
-        failure = error if isinstance(error, ApiError) else internal_error(error, request_id)
-        last = sse(failure.body())
+        last = sse(reported(error, request_id).body())
     return await events.finish(last)
 
 

@@ -9,10 +9,12 @@ from aiohttp import web
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from proxy.protocol.errors import BadRequest
+from proxy.protocol.errors import ApiError, BadRequest
 from proxy.protocol.openai import REQUEST_ID
 
 Model = TypeVar("Model", bound=BaseModel)
+
+BODY_LIMIT = web.AppKey("body_limit", int)
 
 ERRORS_SHOWN = 5
 MAX_NESTING = 128
@@ -30,8 +32,15 @@ def new_request_id() -> str:
 
 
 async def read_body(request: web.Request, model: type[Model]) -> Model:
-    """Raises `BadRequest` that names the field and what is wrong with it. A 413 comes from aiohttp."""
-    body = await request.read()
+    """Raises `BadRequest` that names the field and what is wrong with it, or a 413."""
+    limit = request.app[BODY_LIMIT]
+    too_large = ApiError(413, f"the body is larger than {limit} bytes (max_body_size)", type="invalid_request_error")
+    if (request.content_length or 0) > limit:
+        raise too_large
+    try:
+        body = await request.read()
+    except web.HTTPRequestEntityTooLarge:
+        raise too_large from None
     try:
         data = orjson.loads(body)
     except orjson.JSONDecodeError as error:

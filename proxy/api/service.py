@@ -29,14 +29,13 @@ class Service:
         return web.Response()
 
     async def ready(self, _: web.Request) -> web.Response:
-        """200 while every model has an engine that is up, 503 with the names of the pools that have none."""
+        """200 while an engine is up, 503 while none is; either way with the state of each pool."""
         pools = list({model.pool.name: model.pool for model in self._models.all}.values())
         ready = await asyncio.gather(*(pool.ready() for pool in pools))
-        down = [pool.name for pool, up in zip(pools, ready, strict=True) if not up]
-        if down:
-            message = f"no engine is up in pool {', '.join(down)}"
+        if not any(ready):
+            message = f"no engine is up in {', '.join(pool.name for pool in pools)}"
             raise ApiError(503, message, type="service_unavailable", code="not_ready", headers={"Retry-After": "1"})
-        return web.Response()
+        return _json({"pools": {pool.name: up for pool, up in zip(pools, ready, strict=True)}})
 
     async def version(self, _: web.Request) -> web.Response:
         return _json({"version": __version__})
@@ -55,11 +54,11 @@ class Service:
         model = self._models.get(body.model)
         if body.prompt is not None:
             special = body.add_special_tokens is not False
-            ids = await pipeline.encode(model, body.prompt, None, add_special_tokens=special)
+            ids = await pipeline.encode(model, body.prompt, special=special, limited=False)
         else:
             chat = ChatRequest.model_validate(body.model_dump(exclude_unset=True))
             chat.check()
-            ids, _ = await pipeline.render_messages(model, chat)
+            ids, _ = await pipeline.render_messages(model, chat, len(await request.read()))
         strings = model.tokenizer.prompt.token_strings(ids) if body.return_token_strs else None
         return _json(
             {

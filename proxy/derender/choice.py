@@ -95,6 +95,8 @@ class ChoiceStream:
         a finish reason ended the choice, whatever else comes is ignored."""
         if self.finish_reason is not None:
             return Delta("", ())
+        if finish_reason == "stop" and stop_reason is None:  # not every engine says at which id it stopped
+            stop_reason = token_ids[-1] if token_ids else self._end
         text, late, pieces = self._decode(token_ids, finish_reason, stop_reason)
         offsets = None
         if logprobs is not None:

@@ -38,11 +38,14 @@ Reader = Callable[[str, bool], Piece]
 
 
 class Vocabulary:
-    """The tokens of one tokenizer. `size` is the highest id plus one; ids at or above it decode to nothing."""
+    """The tokens of one tokenizer. `size` is the highest id plus one; ids at or above it decode to nothing. `longest`
+    bounds the characters that one token stands for."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
-        self.size = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+        ids = tokenizer.get_vocab(with_added_tokens=True)
+        self.size = max(ids.values(), default=-1) + 1
+        self.longest = max(map(len, ids), default=1)
         added = tokenizer.get_added_tokens_decoder()
         self.added_ids: frozenset[int] = frozenset(added)
         self.special_ids: frozenset[int] = frozenset(i for i, token in added.items() if token.special)

@@ -233,7 +233,7 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         return socket.create_server((host, port), family=family, backlog=128)
     except OSError as error:
-        reason = os.strerror(error.errno) if error.errno else error
+        reason = (error.strerror or str(error)).rpartition(": ")[2]
         raise CannotStart(f"cannot listen on {host}:{port}: {reason}; choose another with --host and --port") from None
 
 

@@ -15,21 +15,29 @@ class Patience:
         self._loop = asyncio.get_running_loop()
         self._flow, self._timeouts = flow, timeouts
         self._heard_at = self._loop.time()
-        self._heard_any = False
+        self.heard_any = False
         self._expiry = asyncio.timeout(None)
         self._timer: asyncio.TimerHandle | None = None
         self._expired = False
         self._listens = listens
+        self._hurry: float | None = None
 
     def heard(self) -> None:
         self._heard_at = self._loop.time()
-        self._heard_any = True
+        self.heard_any = True
+
+    def hurry(self, seconds: float) -> None:
+        """From now on the silence may last only so long."""
+        self._hurry = seconds
+        if self._timer is not None:
+            self._timer.cancel()
+        self._look()
 
     def complaint(self) -> str:
         limits = self._timeouts
         if not self._expired:
             return f"not finished within {limits.total:g} s (total_timeout)"
-        if self._heard_any:
+        if self.heard_any:
             return f"silent for {limits.idle:g} s between tokens (idle_timeout)"
         return f"no token within {limits.first_token:g} s (first_token_timeout)"
 
@@ -46,7 +54,8 @@ class Patience:
 
     def _look(self) -> None:
         now = self._loop.time()
-        limit = self._timeouts.idle if self._heard_any else self._timeouts.first_token
+        limit = self._timeouts.idle if self.heard_any else self._timeouts.first_token
+        limit = limit if self._hurry is None else self._hurry
         if self._flow.paused:
             self._heard_at = now
         if now >= self._heard_at + limit:

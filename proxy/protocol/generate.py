@@ -25,10 +25,13 @@ class TokenLogprob(TopLogprob):
 
 @dataclass(slots=True)
 class GenerateRequest:
-    """One prompt for a token engine. `token_ids` are within the model's vocabulary and at least one."""
+    """One prompt for a token engine. `token_ids` are within the model's vocabulary and at least one.
+
+    `vocabulary_size` bounds the ids that may come back, where the model's files tell it. The model is not named: an
+    engine has one, under a name of its own.
+    """
 
     request_id: str
-    model: str
     token_ids: list[int]
     sampling_params: JsonObject
     stream: bool = True
@@ -36,6 +39,7 @@ class GenerateRequest:
     priority: int = 0
     kv_transfer_params: JsonObject | None = None
     content_parts: list[JsonObject] = field(default_factory=list)
+    vocabulary_size: int | None = None
 
     @property
     def n(self) -> int:
@@ -45,7 +49,6 @@ class GenerateRequest:
         """The request's JSON; what nobody set is left out, so that the engine's own defaults hold."""
         body: JsonObject = {
             "request_id": self.request_id,
-            "model": self.model,
             "token_ids": self.token_ids,
             "sampling_params": self.sampling_params,
             "stream": self.stream,

@@ -252,6 +252,10 @@ class GenerationRequest(_Fields):
             raise BadRequest("beam search is not supported; leave use_beam_search out", param="use_beam_search")
         if self.stream_options is not None and not self.stream:
             raise BadRequest("stream_options needs stream: true", param="stream_options")
+        if self.truncate_prompt_tokens == 0:
+            raise BadRequest(
+                "truncate_prompt_tokens 0 leaves no prompt; give at least 1", param="truncate_prompt_tokens"
+            )
         if any(not string for string in self.stop or ()):
             raise BadRequest("stop strings must not be empty", param="stop")
         if self.stream and self.prompt_logprobs is not None:

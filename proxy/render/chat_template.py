@@ -21,7 +21,7 @@ from proxy.render.messages import Json, JsonObject
 from proxy.render.template_environment import ChatEnvironment, RaisedByTemplate
 from proxy.render.template_facts import ContentFormat, content_format, knows_developer
 
-_RESERVED = frozenset(
+RESERVED_VARIABLES = frozenset(
     {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template", "tokenize"}
 )
 _REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
@@ -110,7 +110,7 @@ class ChatTemplates:
         chosen = self.select(template, tools)
         if not messages:
             raise BadRequest("`messages` is empty; a chat needs at least one message.", param="messages")
-        if reserved := sorted(_RESERVED & kwargs.keys()):
+        if reserved := sorted(RESERVED_VARIABLES & kwargs.keys()):
             raise BadRequest(
                 f"`chat_template_kwargs` may not set {', '.join(map(repr, reserved))}; use the request's own field.",
                 param="chat_template_kwargs",

@@ -9,6 +9,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from pydantic import ValidationError
+
 from proxy.protocol.errors import BadRequest
 from proxy.protocol.generate import JsonObject
 from proxy.protocol.openai import ChatRequest, CompletionRequest, GenerationRequest
@@ -42,16 +44,39 @@ class SamplingDefaults:
 
     @classmethod
     def of(cls, generation_config: Mapping[str, Any], override: Mapping[str, Any]) -> "SamplingDefaults":
+        """Raises ValueError for a key or a value that no request could have."""
+        known = (*_DEFAULTABLE, "max_new_tokens")
+        for key in override:
+            if key not in known:
+                raise ValueError(f"override_generation_config has {key}, but takes only {', '.join(known)}")
+        for name, values in (("generation_config.json", generation_config), ("override_generation_config", override)):
+            _check_defaults(name, {key: values[key] for key in known if values.get(key) is not None})
         merged = {**generation_config, **override}
         params = {key: merged[key] for key in _DEFAULTABLE if merged.get(key) is not None}
         return cls(params, generation_config.get("max_new_tokens"), override.get("max_new_tokens"))
 
 
+def _check_defaults(name: str, values: Mapping[str, Any]) -> None:
+    """By the rules that hold for a request's own values."""
+    limit = values.get("max_new_tokens", 1)
+    if type(limit) is not int or limit < 1:
+        raise ValueError(f"{name}: max_new_tokens should be a whole number above 0")
+    try:
+        GenerationRequest.model_validate(values)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        raise ValueError(f"{name}: {problem['loc'][0]}: {problem['msg']}") from None
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """`max_model_len` is None where nobody told it; the engine then has the last word."""
+    """`vocabulary_size` is the tokenizer's; that of the model, which may have ids without a text on top of it, is None
+    where its files do not tell it. `max_model_len` is None where nobody told it; the engine then has the last word.
+    `longest_token` is in characters."""
 
     vocabulary_size: int
+    engine_vocabulary_size: int | None
+    longest_token: int
     max_model_len: int | None
     max_logprobs: int
 
@@ -64,16 +89,28 @@ def check_token_ids(token_ids: Collection[int], size: int, param: str) -> None:
 
 
 def check_prompt_length(length: int, max_model_len: int | None) -> None:
-    """There must be room for one token at least; worded as the OpenAI API does."""
+    """There must be room for one token at least."""
     if length == 0:
         raise BadRequest("the prompt has no tokens; give some text", param="prompt")
     if max_model_len is not None and length >= max_model_len:
-        raise BadRequest(
-            f"This model's maximum context length is {max_model_len} tokens. However, your messages resulted in "
-            f"{length} tokens. Please reduce the length of the messages.",
-            param="input_tokens",
-            code="context_length_exceeded",
-        )
+        raise _too_long(f"{length} tokens", max_model_len)
+
+
+def check_text_length(length: int, limits: Limits) -> None:
+    """Refuses a text that no tokenization could make fit, before it costs the time and memory of one."""
+    longest, limit = limits.longest_token, limits.max_model_len
+    if limit is not None and length > limit * longest:
+        raise _too_long(f"at least {length // longest} tokens", limit)
+
+
+def _too_long(length: str, max_model_len: int) -> BadRequest:
+    """Worded as the OpenAI API does."""
+    return BadRequest(
+        f"This model's maximum context length is {max_model_len} tokens. However, your messages resulted in {length}. "
+        "Please reduce the length of the messages.",
+        param="input_tokens",
+        code="context_length_exceeded",
+    )
 
 
 def truncated(token_ids: list[int], keep: int | None, max_model_len: int | None) -> list[int]:

@@ -699,7 +699,7 @@ async def test_an_alias_is_answered_under_the_canonical_name(tmp_path: Path) -> 
     async with talk(tmp_path, served_model_name=["org/m", "default"]) as t:
         for name in ("org/m", "default", None, ""):
             assert (await t.chat(model=name))["model"] == "org/m"
-            assert t.sent["model"] == "org/m"
+            assert "model" not in t.sent  # an engine knows it by a name of its own
 
 
 # What is let through, and what is refused

@@ -164,3 +164,52 @@ async def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
         server.process.send_signal(signal.SIGTERM)
         await server.until_refusing()
         assert await server.stop(within=5) == -signal.SIGTERM
+
+
+async def test_a_connection_that_waits_for_a_request_is_closed_though_others_are_busy(tmp_path: Path) -> None:
+    go_on = asyncio.Event()
+
+    async def script(exchange: Exchange) -> None:
+        await exchange.begin()
+        await exchange.event(choice(IDS))
+        await go_on.wait()
+        await exchange.event(choice([], finish="stop"))
+        await exchange.end()
+
+    async with (
+        scripted(script) as engine,
+        served(tmp_path, engine.url) as server,
+        raw_client(server.port) as busy,
+        raw_client(server.port) as idle,
+    ):
+        await busy.post(CHAT, STREAMED)
+        await busy.head()
+        await busy.chunk()
+        server.process.send_signal(signal.SIGTERM)
+        assert await idle.reader.read() == b""
+        assert server.process.returncode is None
+
+        go_on.set()
+        assert (await busy.chunks()).endswith(b"data: [DONE]\n\n")
+        assert await server.ended(within=5) == 0
+
+
+@pytest.mark.parametrize("body", [STREAMED, {**STREAMED, "stream": False}], ids=["streamed", "whole"])
+async def test_a_request_that_has_heard_nothing_at_the_deadline_gets_a_503(
+    tmp_path: Path, body: dict[str, Any]
+) -> None:
+    async def script(exchange: Exchange) -> None:
+        await exchange.gone.wait()
+
+    async with (
+        scripted(script) as engine,
+        served(tmp_path, engine.url, shutdown_timeout=0) as server,
+        raw_client(server.port) as client,
+    ):
+        await client.post(CHAT, body)
+        await engine.exchange()
+        server.process.send_signal(signal.SIGTERM)
+        status, _ = await client.head()
+        assert status == 503
+        assert b"the server is stopping" in await client.reader.read()
+        assert await server.ended(within=10) == 0

@@ -198,7 +198,8 @@ def test_a_choice_is_the_text_of_its_ids_up_to_the_first_stop(output: Output) ->
         assert total.finish == [("stop", stop)]
     elif output.finish is not None:
         assert total.content == text
-        shown = output.reason if output.reason == "tide" or output.reason in c.stop_token_ids else None
+        reason = ids[-1] if output.finish == "stop" and output.reason is None and ids else output.reason
+        shown = reason if reason == "tide" or reason in c.stop_token_ids else None
         assert total.finish == [(output.finish, shown)]
     else:
         assert text.startswith(total.content)

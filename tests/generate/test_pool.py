@@ -84,7 +84,7 @@ async def pool_of(*scripts: Script, down: tuple[int, ...] = (), policy: Policy =
 
 
 def request() -> GenerateRequest:
-    return GenerateRequest("id", "m", [1, 2], {})
+    return GenerateRequest("id", [1, 2], {})
 
 
 async def ids_from(pool: Pool) -> list[int]:
@@ -161,6 +161,15 @@ async def test_an_engine_that_hangs_up_before_it_answers_is_passed_over_unseen()
     async with pool_of(hangs_up, says([[20]])) as those:
         assert await ids_from(those.pool) == [20]
         assert those.in_flight == [0, 0]
+
+
+async def test_an_engine_that_breaks_off_before_its_first_token_is_passed_over_unseen() -> None:
+    async def dies(exchange: Exchange) -> None:
+        await exchange.begin()
+        exchange.reset()
+
+    async with pool_of(dies, says([[20]])) as those:
+        assert await ids_from(those.pool) == [20]
 
 
 async def test_with_every_engine_down_the_last_ones_error_is_raised() -> None:

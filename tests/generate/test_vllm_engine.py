@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import SecretStr
 
 from proxy.app import build_engine
-from proxy.config import EngineConfig
 from proxy.generate.engines.base import Flow, Timeouts
 from proxy.generate.engines.vllm import VllmEngine
 from proxy.generate.engines.vllm_answer import AnswerReader
@@ -41,7 +41,8 @@ def all_is_cleaned_up() -> Iterator[None]:
 
 @contextlib.asynccontextmanager
 async def client_of(url: str, *, api_key: str | None = None, **timeouts: float) -> AsyncIterator[VllmEngine]:
-    engine = build_engine(EngineConfig.model_validate({"url": url, "api_key": api_key}), Timeouts(**timeouts))
+    key = SecretStr(api_key) if api_key else None
+    engine = build_engine(url, key, Timeouts(**timeouts))
     try:
         yield engine
     finally:
@@ -49,7 +50,7 @@ async def client_of(url: str, *, api_key: str | None = None, **timeouts: float) 
 
 
 def request(n: int = 1, stream: bool = True, token_ids: list[int] | None = None) -> GenerateRequest:
-    return GenerateRequest("id-1", "m", token_ids or [7, 8, 9], {"n": n} if n > 1 else {}, stream=stream)
+    return GenerateRequest("id-1", token_ids or [7, 8, 9], {"n": n} if n > 1 else {}, stream=stream)
 
 
 class Got:
@@ -113,7 +114,7 @@ def answers(status: str, body: bytes = b"", headers: str = "") -> Script:
 async def test_it_asks_as_the_protocol_says() -> None:
     async with scripted(says([[1]])) as engine, client_of(engine.url, api_key="sesame") as client:
         await client.generate(
-            GenerateRequest("id-1", "m", [7, 8], {"max_tokens": 3}, cache_salt="s", priority=2), Got(), Flow()
+            GenerateRequest("id-1", [7, 8], {"max_tokens": 3}, cache_salt="s", priority=2), Got(), Flow()
         )
 
     [exchange] = engine.exchanges
@@ -123,7 +124,6 @@ async def test_it_asks_as_the_protocol_says() -> None:
     assert exchange.headers["content-type"] == "application/json"
     assert exchange.body == {
         "request_id": "id-1",
-        "model": "m",
         "token_ids": [7, 8],
         "sampling_params": {"max_tokens": 3},
         "stream": True,
@@ -197,7 +197,7 @@ async def test_logprobs_come_as_the_engine_gives_them() -> None:
 
 async def test_comments_and_other_fields_mean_nothing() -> None:
     got, _ = await generated(sends(b": ping\n\n", b"event: token\n" + event(choice([1], finish="stop")), b": ping\n\n"))
-    assert got.ids() == [1]
+    assert [delta.token_ids for delta in got.deltas] == [[1]]
 
 
 async def test_a_stream_is_complete_when_every_choice_has_finished_even_without_done() -> None:
@@ -407,7 +407,7 @@ async def test_a_choice_that_goes_on_after_it_finished_is_an_error() -> None:
     )
     assert isinstance(got.error, EngineProtocolError)
     assert "choice 0 was not asked for or has finished" in got.error.message
-    assert got.ids() == [1]
+    assert [delta.token_ids for delta in got.deltas] == [[1]]
 
 
 @pytest.mark.parametrize(
@@ -470,7 +470,7 @@ async def test_chunks_that_are_framed_wrongly_end_the_request_after_the_tokens()
     async with scripted(script) as engine, client_of(engine.url, idle=0.1) as client, asyncio.timeout(5):
         with pytest.raises(EngineTimeout, match=r"silent for 0\.1 s"):  # aiohttp does not tell the reader of a body
             await client.generate(request(), got, Flow())
-    assert got.ids() == [1]
+    assert [delta.token_ids for delta in got.deltas] == [[1]]
 
 
 # What an engine says of its own failure
@@ -881,6 +881,27 @@ async def test_an_error_whose_body_does_not_come_still_tells_its_status(monkeypa
     assert "HTTP 500" in str(got.error)
 
 
+async def test_a_stream_that_stays_open_after_every_choice_has_finished_is_complete() -> None:
+    async def stays(exchange: Exchange) -> None:
+        await exchange.begin()
+        await exchange.event(choice([1], finish="stop"))
+        await exchange.gone.wait()
+
+    async with scripted(stays) as engine, client_of(engine.url, idle=3600) as client, asyncio.timeout(30):
+        got = Got()
+        await client.generate(request(), got, Flow())
+    assert [delta.token_ids for delta in got.deltas] == [[1]]
+
+
+def test_ids_of_logprobs_may_be_written_as_older_engines_do() -> None:
+    top = {"token": "token_id:8", "logprob": -2.0}
+    entry = {"token": "token_id:7", "logprob": -0.5, "top_logprobs": [top]}
+    (delta,) = AnswerReader("e", 1).feed(event(choice([7], logprobs={"content": [entry]})))
+    assert delta.logprobs is not None
+    assert delta.logprobs[0]["token_id"] == 7
+    assert delta.logprobs[0]["top_logprobs"][0]["token_id"] == 8
+
+
 async def test_a_stream_that_does_not_end_after_done_is_complete(monkeypatch: pytest.MonkeyPatch) -> None:
     async def script(exchange: Exchange) -> None:
         await exchange.begin()
@@ -1037,7 +1058,7 @@ async def test_a_kept_connection_that_the_engine_closed_is_replaced_unseen() -> 
         await engine.until(lambda: engine.open == 0)
         got = Got()
         await client.generate(request(), got, Flow())
-    assert got.ids() == [1]
+    assert [delta.token_ids for delta in got.deltas] == [[1]]
     assert engine.connections == 2
 
 
@@ -1052,7 +1073,7 @@ async def test_a_kept_connection_that_the_engine_closes_as_it_is_used_is_replace
         await client.generate(request(), Got(), Flow())
         got = Got()
         await client.generate(request(), got, Flow())
-    assert got.ids() == [1]
+    assert [delta.token_ids for delta in got.deltas] == [[1]]
     assert engine.connections == 2
 
 

@@ -1,4 +1,5 @@
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,14 +10,15 @@ from proxy.render.sampling import (
     Limits,
     SamplingDefaults,
     check_prompt_length,
+    check_text_length,
     check_token_ids,
     max_tokens,
     sampling_params,
     truncated,
 )
 
-LIMITS = Limits(vocabulary_size=100, max_model_len=50, max_logprobs=5)
-UNBOUNDED = Limits(vocabulary_size=100, max_model_len=None, max_logprobs=5)
+LIMITS = Limits(vocabulary_size=100, engine_vocabulary_size=None, longest_token=10, max_model_len=50, max_logprobs=5)
+UNBOUNDED = replace(LIMITS, max_model_len=None)
 NO_DEFAULTS = SamplingDefaults.of({}, {})
 
 
@@ -105,13 +107,41 @@ def test_what_the_proxy_does_itself_is_not_sent(kept: dict[str, Any]) -> None:
         ({"top_p": 0.9}, {"top_k": 5}, {"min_p": 0.1}, {"top_p": 0.9, "top_k": 5, "min_p": 0.1}),
         ({}, {}, {"repetition_penalty": 1.1, "top_p": None}, {"repetition_penalty": 1.1}),
         ({}, {}, {"do_sample": True, "eos_token_id": 3, "presence_penalty": 1.0}, {}),
-        ({}, {"seed": 3}, {}, {}),
     ],
 )
 def test_a_client_goes_before_the_operator_and_he_before_the_model(
     client: dict[str, Any], override: dict[str, Any], generation_config: dict[str, Any], sent: dict[str, Any]
 ) -> None:
     assert params(chat(**client), override=override, generation_config=generation_config) == sent
+
+
+@pytest.mark.parametrize(
+    ("override", "generation_config", "message"),
+    [
+        ({"seed": 3}, {}, "override_generation_config has seed, but takes only temperature"),
+        ({"temprature": 0.7}, {}, "override_generation_config has temprature"),
+        ({"temperature": "hot"}, {}, "override_generation_config: temperature: "),
+        ({"top_p": 1.5}, {}, "override_generation_config: top_p: "),
+        ({"max_new_tokens": 0}, {}, "override_generation_config: max_new_tokens should be a whole number above 0"),
+        ({}, {"temperature": -1}, "generation_config.json: temperature: "),
+        ({}, {"max_new_tokens": "all"}, "generation_config.json: max_new_tokens "),
+    ],
+)
+def test_defaults_that_no_request_could_have_are_refused_when_they_are_loaded(
+    override: dict[str, Any], generation_config: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        SamplingDefaults.of(generation_config, override)
+
+
+@pytest.mark.parametrize(("length", "fits"), [(0, True), (500, True), (501, False), (10**9, False)])
+def test_a_text_that_could_never_fit_is_refused_before_it_is_tokenized(length: int, fits: bool) -> None:
+    check_text_length(length, UNBOUNDED)
+    if fits:
+        check_text_length(length, LIMITS)
+    else:
+        with pytest.raises(BadRequest, match=r"maximum context length is 50 tokens.* resulted in at least"):
+            check_text_length(length, LIMITS)
 
 
 @pytest.mark.parametrize(

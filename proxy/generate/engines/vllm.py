@@ -70,7 +70,7 @@ class VllmEngine:
         await self._session.close()
 
     async def generate(self, request: GenerateRequest, sink: Sink, flow: Flow) -> Outcome:
-        reader = AnswerReader(self.name, request.n, self._secrets)
+        reader = AnswerReader(self.name, request.n, request.vocabulary_size, self._secrets)
         patience = Patience(self._timeouts, flow, listens=request.stream)
         self.in_flight += 1
         try:
@@ -111,8 +111,12 @@ class VllmEngine:
                 if flow.paused:
                     await flow.until_resumed()
                     patience.heard()
+                if reader.complete:
+                    patience.hurry(LAST_WORDS_TIMEOUT)
             reader.check_complete()
         except (aiohttp.ClientError, ConnectionError) as error:
+            if not patience.heard_any and request.stream:
+                raise EngineUnreachable(self.name, "the connection broke before the first token") from error
             if not reader.complete:
                 raise EngineDisconnected(
                     self.name, f"the connection broke in the middle of the answer ({type(error).__name__})"

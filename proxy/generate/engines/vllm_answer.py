@@ -5,6 +5,7 @@ name in it, what the engine says of itself an `EngineFailed`. What came before a
 own words are repeated, cut and without the keys that it was given.
 """
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,7 +15,10 @@ from proxy.generate.errors import EngineDisconnected, EngineError, EngineFailed,
 from proxy.generate.sse import EventSplitter
 from proxy.protocol.generate import JsonObject, Outcome, TokenDelta, TokenLogprob
 
+TOKEN_ID = re.compile("token_id:([0-9]{1,10})")
+
 WORDS_SHOWN = 2000
+ANY_VOCABULARY = 1 << 31
 
 MALFORMED = (ValueError, KeyError)
 
@@ -22,8 +26,9 @@ MALFORMED = (ValueError, KeyError)
 class AnswerReader:
     """One answer, of `n` choices. `secrets` never show in an error."""
 
-    def __init__(self, engine: str, n: int, secrets: Sequence[str] = ()) -> None:
+    def __init__(self, engine: str, n: int, vocabulary_size: int | None = None, secrets: Sequence[str] = ()) -> None:
         self._engine, self._secrets = engine, secrets
+        self._ids = range(ANY_VOCABULARY if vocabulary_size is None else vocabulary_size)
         self._splitter = EventSplitter()
         self._unfinished = set(range(n))
         self.done = False
@@ -86,8 +91,8 @@ class AnswerReader:
             index, ids, finish = choice["index"], choice["token_ids"] or [], choice.get("finish_reason")
             if type(index) is not int or index not in self._unfinished:
                 raise ValueError(f"choice {index!r:.20} was not asked for or has finished")
-            if type(ids) is not list or not all(type(i) is int and i >= 0 for i in ids):
-                raise ValueError("token_ids is not a list of token ids")
+            if type(ids) is not list or not all(type(i) is int and i in self._ids for i in ids):
+                raise ValueError(self._wrong_ids(ids))
             stop, logprobs = choice.get("stop_reason"), choice.get("logprobs")
             if stop is not None and type(stop) not in (int, str):
                 raise ValueError("stop_reason is neither a token id nor a string")
@@ -102,6 +107,11 @@ class AnswerReader:
             deltas.append(TokenDelta(index, ids, entries, finish, stop))
         if (usage := event.get("usage")) is not None:
             self.outcome.usage = _usage(usage)
+
+    def _wrong_ids(self, ids: Any) -> str:
+        if type(ids) is list and all(_is_count(i) for i in ids):
+            return f"token id {max(ids)} is outside the model's vocabulary; does the engine serve the same model?"
+        return "token_ids is not a list of token ids"
 
     def _failed(self, words: str) -> EngineFailed:
         return EngineFailed(self._engine, f"failed while it generated: {quoted(words, self._secrets)}")
@@ -140,7 +150,16 @@ def _logprobs(logprobs: Any, ids: int) -> list[TokenLogprob] | None:
     return entries  # type: ignore[no-any-return]
 
 
+def _give_id(entry: Any) -> None:
+    """Older engines write an id as `"token": "token_id:7"`."""
+    if type(entry) is dict and "token_id" not in entry:
+        written = TOKEN_ID.fullmatch(str(entry.get("token")))
+        if written is not None:
+            entry["token_id"] = int(written[1])
+
+
 def _is_logprob(entry: Any) -> bool:
+    _give_id(entry)
     return type(entry) is dict and _is_count(entry.get("token_id")) and type(entry.get("logprob")) in (float, int)
 
 
