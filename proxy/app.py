@@ -60,20 +60,12 @@ class ModelLoader:
 
     def load(self, config: ModelConfig, pool: Pool) -> ServedModel:
         """Raises `CannotStart`."""
-        place = (config.model, config.revision, config.chat_template, config.tokenizer)
-        files = self._files.get(place)
-        if files is None:
-            files = self._files[place] = load_model_files(
-                config.model,
-                revision=config.revision,
-                chat_template=config.chat_template,
-                tokenizer=config.tokenizer,
-            )
-        if config.tool_call_parser or config.reasoning_parser:
-            logger.warning("model %s: parsers are not applied yet, so all of its output is content", config.name)
+        files = self._read(config)
         parts = self._tokenizers.get(files.tokenizer_json)
         if parts is None:
             parts = self._tokenizers[files.tokenizer_json] = TokenizerParts.of(files)
+        if reserved := RESERVED_VARIABLES & config.default_chat_template_kwargs.keys():
+            raise CannotStart(f"default_chat_template_kwargs may not set {', '.join(sorted(reserved))}")
         try:
             templates = ChatTemplates(
                 files.chat_templates, files.special_tokens, trusted=config.trust_request_chat_template
@@ -83,15 +75,9 @@ class ModelLoader:
             )
         except ValueError as error:
             raise CannotStart(str(error)) from error
-        if reserved := RESERVED_VARIABLES & config.default_chat_template_kwargs.keys():
-            raise CannotStart(f"default_chat_template_kwargs may not set {', '.join(sorted(reserved))}")
-        size, own_size = parts.vocabulary.size, files.vocab_size
-        known_ids = range(max(size, own_size or 0))
-        if unknown := sorted(token_id for token_id in files.eos_token_ids if token_id not in known_ids):
-            logger.warning("model %s: EOS ids %s are not in the vocabulary and are left out", config.name, unknown)
-        if config.max_model_len and files.max_model_len and config.max_model_len > files.max_model_len:
-            lengths = config.max_model_len, files.max_model_len
-            logger.warning("model %s: max_model_len is %d, but the model's files say %d", config.name, *lengths)
+        size = parts.vocabulary.size
+        ids = range(max(size, files.vocab_size or 0))
+        self._warn(config, files, ids)
         return ServedModel(
             names=config.served_model_name,
             root=config.model,
@@ -102,10 +88,10 @@ class ModelLoader:
             has_chat_template=bool(files.chat_templates),
             default_chat_template_kwargs=config.default_chat_template_kwargs,
             split_special_tokens=config.split_special_tokens,
-            eos_token_ids=files.eos_token_ids.intersection(known_ids),
+            eos_token_ids=files.eos_token_ids.intersection(ids),
             limits=Limits(
                 vocabulary_size=size,
-                engine_vocabulary_size=None if own_size is None else len(known_ids),
+                engine_vocabulary_size=None if files.vocab_size is None else len(ids),
                 longest_token=parts.vocabulary.longest,
                 max_model_len=config.max_model_len or files.max_model_len,
                 max_logprobs=config.max_logprobs,
@@ -113,6 +99,28 @@ class ModelLoader:
             defaults=defaults,
             return_tokens_as_token_ids=config.return_tokens_as_token_ids,
         )
+
+    def _read(self, config: ModelConfig) -> ModelFiles:
+        place = (config.model, config.revision, config.chat_template, config.tokenizer)
+        if place not in self._files:
+            self._files[place] = load_model_files(
+                config.model,
+                revision=config.revision,
+                chat_template=config.chat_template,
+                tokenizer=config.tokenizer,
+            )
+        return self._files[place]
+
+    @staticmethod
+    def _warn(config: ModelConfig, files: ModelFiles, ids: range) -> None:
+        """Of what works, but hardly as it was meant."""
+        if config.tool_call_parser or config.reasoning_parser:
+            logger.warning("model %s: parsers are not applied yet, so all of its output is content", config.name)
+        if unknown := sorted(token_id for token_id in files.eos_token_ids if token_id not in ids):
+            logger.warning("model %s: EOS ids %s are not in the vocabulary and are left out", config.name, unknown)
+        own, wanted = files.max_model_len, config.max_model_len
+        if own and wanted and wanted > own:
+            logger.warning("model %s: max_model_len is %d, but the model's files say %d", config.name, wanted, own)
 
 
 def load_models(config: Config, pools: Mapping[str, Pool]) -> list[ServedModel]:
