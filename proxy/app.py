@@ -103,18 +103,21 @@ class ModelLoader:
     def _read(self, config: ModelConfig) -> ModelFiles:
         place = (config.model, config.revision, config.chat_template, config.tokenizer)
         if place not in self._files:
-            self._files[place] = load_model_files(
-                config.model,
-                revision=config.revision,
-                chat_template=config.chat_template,
-                tokenizer=config.tokenizer,
-            )
+            try:
+                self._files[place] = load_model_files(
+                    config.model,
+                    revision=config.revision,
+                    chat_template=config.chat_template,
+                    tokenizer=config.tokenizer,
+                )
+            except (TypeError, ValueError, ArithmeticError, AttributeError, LookupError, RecursionError) as error:
+                raise CannotStart(f"{config.model}: its files are not as expected: {error}") from error
         return self._files[place]
 
     @staticmethod
     def _warn(config: ModelConfig, files: ModelFiles, ids: range) -> None:
         """Of what works, but hardly as it was meant."""
-        if config.tool_call_parser or config.reasoning_parser:
+        if config.tool_call_parser or config.reasoning_parser or config.enable_auto_tool_choice:
             logger.warning("model %s: parsers are not applied yet, so all of its output is content", config.name)
         if unknown := sorted(token_id for token_id in files.eos_token_ids if token_id not in ids):
             logger.warning("model %s: EOS ids %s are not in the vocabulary and are left out", config.name, unknown)
@@ -239,6 +242,7 @@ async def _until_told_to_stop() -> None:
     await told.wait()
     for number in signals:  # a second one ends the process at once
         loop.remove_signal_handler(number)
+        signal.signal(number, signal.SIG_DFL)
 
 
 def _address(config: Config, port: int | None = None) -> str:

@@ -153,13 +153,13 @@ class ModelConfig(_Section):
     False lets every client write control tokens."""
 
     tool_call_parser: Name | None = None
-    """The format of the model's tool calls, by vLLM's parser name."""
+    """The format of the model's tool calls, by vLLM's parser name. Accepted and not applied yet."""
 
     reasoning_parser: Name | None = None
-    """The format of the model's reasoning, by vLLM's parser name."""
+    """The format of the model's reasoning, by vLLM's parser name. Accepted and not applied yet."""
 
     enable_auto_tool_choice: bool = False
-    """Whether the model may decide by itself to call a tool."""
+    """Whether the model may decide by itself to call a tool. Accepted and not applied yet."""
 
     generation_config: Literal["auto", "vllm"] = "auto"
     """Where default sampling parameters come from: `auto` takes the model's `generation_config.json`, `vllm` leaves
@@ -170,7 +170,7 @@ class ModelConfig(_Section):
     top."""
 
     max_logprobs: int = Field(default=20, ge=0)
-    """The most `top_logprobs` (`logprobs` in completions) that a request may ask for."""
+    """The most `top_logprobs` (`logprobs` in completions) and `prompt_logprobs` that a request may ask for."""
 
     return_tokens_as_token_ids: bool = False
     """Whether tokens in logprobs are written as `token_id:123` where a request does not say."""
@@ -235,13 +235,14 @@ class PoolConfig(_Section):
     """Seconds to open a connection to an engine."""
 
     first_token_timeout: Seconds = 300
-    """Seconds from the request to the first token, so queueing and prefill in the engine count."""
+    """Seconds from the request to the first token, so queueing and prefill in the engine count. Answers that an engine
+    can only give whole, such as those with `prompt_logprobs`, have `total_timeout` alone."""
 
     idle_timeout: Seconds = 60
     """Seconds without a token once the first has come."""
 
     total_timeout: Seconds = 3600
-    """Seconds for the whole request."""
+    """Seconds for the whole answer of one engine; a request that is passed on to another has them again."""
 
     @model_validator(mode="after")
     def _distinct_engines(self) -> Self:

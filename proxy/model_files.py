@@ -7,6 +7,7 @@ never a silent default.
 """
 
 import json
+import math
 import mmap
 import re
 from dataclasses import dataclass
@@ -264,6 +265,8 @@ def _context_length(config: JsonObject) -> int | None:
     rope = config.get("rope_parameters") or config.get("rope_scaling")
     if not isinstance(rope, dict) or not isinstance(factor := rope.get("factor"), int | float):
         return named
+    if not 0 < factor < math.inf:
+        raise ValueError(f"the factor of its rope scaling is {factor}")
     kind = rope.get("rope_type") or rope.get("type")
     if kind == "yarn":
         return int((rope.get("original_max_position_embeddings") or named) * factor)

@@ -1,4 +1,4 @@
-"""render -> generate -> derender for one request: the only place that knows all three stages.
+"""render -> generate -> derender for one request: the only place that runs all three stages.
 
 A request is rendered to one `Job` per prompt; the jobs run side by side on the model's pool, and every engine event
 goes straight into the one `Answer` of the request, whose bytes go straight to the client. No queue and no task stands
@@ -24,6 +24,7 @@ from proxy.models import ServedModel
 from proxy.protocol.errors import BadRequest
 from proxy.protocol.generate import GenerateRequest, JsonObject, Outcome, TokenDelta
 from proxy.protocol.openai import ChatRequest, CompletionRequest, GenerationRequest
+from proxy.render.escaping import Escaped
 from proxy.render.messages import normalise
 from proxy.render.sampling import check_prompt_length, check_text_length, check_token_ids, sampling_params, truncated
 from proxy.render.structured_outputs import structured_outputs
@@ -33,8 +34,12 @@ Rendered = TypeVar("Rendered")
 INLINE_CHARACTERS = 8192
 """A longer text is rendered in a thread, which takes the event loop's time off it but costs a switch."""
 
-RENDERING = ThreadPoolExecutor(2, "render")
-"""Few threads: what one takes in memory and time, however long its text, bounds what all of them do."""
+LARGEST_TEXT = 8 << 20
+"""Characters that are tokenized at all: they take a thread three seconds and nearly a gigabyte."""
+
+GIANT = 1 << 20
+RENDERING, GIANTS = ThreadPoolExecutor(2, "render"), ThreadPoolExecutor(1, "render-giants")
+"""Few threads, whose memory adds up, and one of its own for texts so long that others should not wait behind them."""
 
 PROMPTS_AT_ONCE = 128
 """How many prompts of one request are generated side by side; each holds a connection to an engine."""
@@ -58,10 +63,14 @@ class Writer(Protocol):
     async def ready(self) -> None: ...
 
 
-async def encode(model: ServedModel, text: str, *, special: bool, limited: bool) -> list[int]:
-    """The token ids of a text that is not a chat. `special`: with what the tokenizer puts around a text; `limited`: the
-    text is a prompt, and refused where it cannot fit."""
-    return await _rendered(len(text), partial(_encode, model, text, None, special=special, limited=limited))
+async def encode(model: ServedModel, text: str, size: int, *, special: bool, limited: bool) -> list[int]:
+    """The token ids of a text that is not a chat, of a request that has `size` characters. `special`: with what the
+    tokenizer puts around a text; `limited`: the text is a prompt, and refused where it cannot fit."""
+    return await _rendered(size, partial(_encode, model, text, None, special=special, limited=limited))
+
+
+async def decode(model: ServedModel, token_ids: list[int]) -> str:
+    return await _rendered(len(token_ids), partial(model.tokenizer.prompt.decode, token_ids, skip_special_tokens=False))
 
 
 async def render_messages(model: ServedModel, request: ChatRequest, size: int) -> tuple[list[int], list[JsonObject]]:
@@ -79,11 +88,13 @@ async def render_messages(model: ServedModel, request: ChatRequest, size: int) -
 async def _rendered(size: float, run: Callable[[], Rendered]) -> Rendered:
     if size <= INLINE_CHARACTERS:
         return run()
-    return await asyncio.get_running_loop().run_in_executor(RENDERING, run)
+    return await asyncio.get_running_loop().run_in_executor(RENDERING if size <= GIANT else GIANTS, run)
 
 
 def _encode(model: ServedModel, text: str, mark: str | None, *, special: bool, limited: bool) -> list[int]:
     """`mark` as `escaping.py` left it."""
+    if len(text) > LARGEST_TEXT:
+        raise BadRequest(f"the text has {len(text)} characters; at most {LARGEST_TEXT} are tokenized")
     if limited:
         check_text_length(len(text), model.limits)
     tokenizer = model.tokenizer.prompt
@@ -92,6 +103,8 @@ def _encode(model: ServedModel, text: str, mark: str | None, *, special: bool, l
             return tokenizer.encode(text, add_special_tokens=special)
         return tokenizer.encode_marked(text, mark, add_special_tokens=special)
     except TypeError:  # what the library says to half of a surrogate pair, which JSON inside a string can bring
+        if text.isascii() or not any("\ud800" <= character <= "\udfff" for character in text):
+            raise
         raise BadRequest("the prompt holds half of a surrogate pair (\\ud800 to \\udfff); remove it") from None
 
 
@@ -101,26 +114,25 @@ def _prompt_text(model: ServedModel, request: ChatRequest) -> tuple[str, str | N
     normal = normalise(
         request.messages, content_format=template.content_format, knows_developer=template.knows_developer
     )
-    messages, tools, documents, mark = normal.messages, request.tools, request.documents, None
+    variables = dict(request.chat_template_kwargs or {})
+    if request.reasoning_effort is not None:
+        variables["reasoning_effort"] = request.reasoning_effort
+    given = Escaped(normal.messages, request.tools, request.documents, None, variables)
     if model.split_special_tokens:
         try:
-            escaped = model.tokenizer.escaper.escape(messages, tools, documents)
+            given = model.tokenizer.escaper.escape(normal.messages, request.tools, request.documents, variables)
         except RecursionError:
             raise BadRequest("the arguments of a tool call are nested too deeply", param="messages") from None
-        messages, tools, documents, mark = escaped.messages, escaped.tools, escaped.documents, escaped.mark
-    kwargs = {**model.default_chat_template_kwargs, **(request.chat_template_kwargs or {})}
-    if request.reasoning_effort is not None:
-        kwargs["reasoning_effort"] = request.reasoning_effort
     text = model.templates.render(
-        messages,
-        tools=tools,
-        documents=documents,
+        given.messages,
+        tools=given.tools,
+        documents=given.documents,
         template=request.chat_template,
         add_generation_prompt=request.generation_prompt,
         continue_final_message=bool(request.continue_final_message),
-        kwargs=kwargs,
+        kwargs={**model.default_chat_template_kwargs, **(given.variables or {})},
     )
-    return text, mark, [dict(part) for part in normal.content_parts]
+    return text, given.mark, [dict(part) for part in normal.content_parts]
 
 
 async def render_chat(model: ServedModel, request: ChatRequest, request_id: str, size: int) -> Job:
@@ -135,12 +147,17 @@ async def render_completion(model: ServedModel, request: CompletionRequest, requ
     """One job per prompt. Raises `ApiError` for whatever cannot be asked of this model."""
     request.check()
     prompts = request.prompts
+    size = sum(len(prompt) for prompt in prompts if isinstance(prompt, str))
+    if request.echo and size * (request.n or 1) > LARGEST_TEXT:
+        raise BadRequest(
+            f"echo would repeat more than {LARGEST_TEXT} characters; leave it out or lower n", param="echo"
+        )
     jobs = []
     for number, prompt in enumerate(prompts):
         if isinstance(prompt, str):
             limited = request.truncate_prompt_tokens is None
             special = request.add_special_tokens is not False
-            token_ids = await encode(model, prompt, special=special, limited=limited)
+            token_ids = await encode(model, prompt, size, special=special, limited=limited)
         else:
             token_ids = prompt
             check_token_ids(token_ids, model.limits.vocabulary_size, "prompt")
@@ -148,8 +165,8 @@ async def render_completion(model: ServedModel, request: CompletionRequest, requ
         if request.echo:
             kept = job.request.token_ids
             whole = isinstance(prompt, str) and len(kept) == len(token_ids)
-            text = prompt if whole else model.tokenizer.prompt.decode(kept, skip_special_tokens=False)
-            job = replace(job, text=str(text), prompt_only=request.max_tokens == 0)
+            text = str(prompt) if whole else await decode(model, kept)
+            job = replace(job, text=text, prompt_only=request.max_tokens == 0)
         jobs.append(job)
     return jobs
 

@@ -18,7 +18,7 @@ LAST_WORDS_TIMEOUT = 1.0
 
 
 class Draining:
-    """Knows the requests that run, by its `middleware`, which must be the outermost one."""
+    """Knows the requests that run, by its `middleware`, which comes next after `errors_as_json`."""
 
     def __init__(self) -> None:
         self._running: dict[asyncio.Task[object], web.Request] = {}

@@ -18,7 +18,12 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 REQUEST_ID = web.RequestKey("request_id", str)
 
 
-STOPPING = ApiError(503, "the server is stopping and takes or finishes no more", type="service_unavailable")
+STOPPING = ApiError(
+    503,
+    "the server is stopping and takes or finishes no more",
+    type="service_unavailable",
+    headers={"Retry-After": "1"},
+)
 
 
 def reported(error: Exception, request_id: str) -> ApiError:
@@ -59,7 +64,7 @@ async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamRe
         response = await handler(request)
     except web.HTTPException as error:
         response = json_error(_http_error(error, request))
-    except (UnicodeDecodeError, web.RequestPayloadError) as error:
+    except web.RequestPayloadError as error:
         response = json_error(BadRequest(f"the body cannot be read: {error}"))
         response.force_close()  # where it ends is not known
     except Exception as error:

@@ -14,7 +14,7 @@ def application(
     models: Models, draining: Draining, *, keep_alive_interval: float, max_body_size: int
 ) -> web.Application:
     """The aiohttp application that serves `models`; seconds and bytes."""
-    app = web.Application(client_max_size=max_body_size, middlewares=[draining.middleware, errors_as_json])
+    app = web.Application(client_max_size=max_body_size, middlewares=[errors_as_json, draining.middleware])
     app[BODY_LIMIT] = max_body_size
     generation, service = Generation(models, keep_alive_interval), Service(models)
     app.add_routes(

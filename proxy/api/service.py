@@ -54,7 +54,7 @@ class Service:
         model = self._models.get(body.model)
         if body.prompt is not None:
             special = body.add_special_tokens is not False
-            ids = await pipeline.encode(model, body.prompt, special=special, limited=False)
+            ids = await pipeline.encode(model, body.prompt, len(body.prompt), special=special, limited=False)
         else:
             chat = ChatRequest.model_validate(body.model_dump(exclude_unset=True))
             chat.check()
@@ -73,7 +73,7 @@ class Service:
         body = await read_body(request, DetokenizeRequest)
         model = self._models.get(body.model)
         check_token_ids(body.tokens, model.limits.vocabulary_size, "tokens")
-        return _json({"prompt": model.tokenizer.prompt.decode(body.tokens, skip_special_tokens=False)})
+        return _json({"prompt": await pipeline.decode(model, body.tokens)})
 
 
 def _card(model: ServedModel, name: str) -> JsonObject:

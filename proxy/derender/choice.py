@@ -4,7 +4,7 @@ The law: everything that derendering has to remember about one output sequence l
 ids and gives deltas; it does no I/O, knows no clock and no HTTP, and its cost per token does not depend on how many
 came before. The concatenated deltas do not depend on how the ids were grouped, nor on `dump` and `load` in between.
 
-The way of a token: `Decoder` -> markup (reasoning and tool syntaxes, which fill `Delta.reasoning` and `tool_calls`) ->
+The way of a token: `Decoder` -> markup (to come: the syntaxes that fill `Delta.reasoning` and `tool_calls`) ->
 `StopMatcher`, on content only -> `Delta`.
 """
 
@@ -136,8 +136,7 @@ class ChoiceStream:
         pieces = [feed(i) for i in token_ids[:-1]]
         if token_ids:
             last = token_ids[-1]
-            # An engine that stopped without naming a string stopped at its last id, known to us or not.
-            is_end = last in ends or (stopped and not isinstance(stop_reason, str))
+            is_end = last in ends
             if is_end and finish_reason is None:
                 self._end = last
             pieces.append("" if is_end and (dropped or finish_reason is None) else feed(last))
@@ -178,7 +177,12 @@ class ChoiceStream:
 
     @classmethod
     def load(cls, context: ChoiceContext, state: dict[str, Any]) -> "ChoiceStream":
-        """A stream that goes on where the dumped one was; the context must be that of the same request."""
+        """A stream that goes on where the dumped one was; the context must be that of the same request.
+
+        Raises ValueError for a state of another version.
+        """
+        if state["v"] != STATE_VERSION:
+            raise ValueError(f"a state of version {state['v']}; this is version {STATE_VERSION}")
         stream = cls(context)
         stream._decoder.load(state["decoder"])
         if stream._stop is not None:

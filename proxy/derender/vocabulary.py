@@ -47,7 +47,6 @@ class Vocabulary:
         self.size = max(ids.values(), default=-1) + 1
         self.longest = max(map(len, ids), default=1)
         added = tokenizer.get_added_tokens_decoder()
-        self.added_ids: frozenset[int] = frozenset(added)
         self.special_ids: frozenset[int] = frozenset(i for i, token in added.items() if token.special)
         self.special_texts: tuple[str, ...] = tuple(token.content for token in added.values() if token.special)
         self._added_texts = {i: token.content for i, token in added.items()}

@@ -1,8 +1,8 @@
 """The embedded engine: a small real model on the CPU that speaks vLLM's tokens-only protocol, for `demo` and tests.
 
-A program of its own, run as a process beside the proxy, which knows only its URL. `sampling` says what a request may
-ask for, `choice` what one output sequence is, `llama` makes one token at a time, `engine` joins them and `server` is
-the HTTP face. Importing this package loads neither the runtime nor the model.
+A program of its own, run as a process beside the proxy, which knows its URL and, for `model: embedded`, the path of its
+model. `sampling` says what a request may ask for, `choice` what one output sequence is, `llama` makes one token at a
+time, `engine` joins them and `server` is the HTTP face. Importing this package loads neither the runtime nor the model.
 """
 
 from importlib.util import find_spec

@@ -100,7 +100,10 @@ class Llama:
             return await self._post(body)
         except aiohttp.ClientConnectionError:
             # A kept connection may be closed by the server just as it is used again; a step is the same each time.
-            return await self._post(body)
+            try:
+                return await self._post(body)
+            except aiohttp.ClientError as error:
+                raise LlamaError(f"llama.cpp went away: {error}") from error
 
     async def _post(self, body: bytes) -> dict[str, Any]:
         async with self._session.post("/completion", data=body) as response:

@@ -1,4 +1,4 @@
-"""The HTTP face of the embedded engine: vLLM's tokens-only protocol, as `protocol.md` section 1 tells it.
+"""The HTTP face of the embedded engine: vLLM's tokens-only protocol, `/inference/v1/generate`.
 
 It validates, calls the engine and writes. Every error has vLLM's body; a failure after a stream began is an event in
 that stream.

@@ -16,7 +16,7 @@ class EngineError(ApiError):
 
 
 class EngineUnreachable(EngineError):
-    """Nothing answered: connection refused, reset, or closed before the first byte of a response."""
+    """Nothing came: connection refused, or lost before the first token."""
 
     def __init__(self, engine: str, message: str) -> None:
         super().__init__(engine, message, type="engine_unreachable", status=503)

@@ -1,7 +1,7 @@
 """The engines that serve a model, and which of them takes the next request.
 
-The decision is a pure function of the situation, `choose`; the coroutine around it only waits and acts. Until an engine
-has answered, the request may go to another one and the client sees nothing of it; after that it may not.
+The decision is a pure function of the situation, `choose`; the coroutine around it only waits and acts. Until a token
+has come, the request may go to another one and the client sees nothing of it; after that it may not.
 """
 
 import asyncio

@@ -26,6 +26,7 @@ from proxy.protocol.generate import JsonObject
 INT64 = 2**63
 MAX_N = 128
 MAX_PROMPTS = 1024
+MAX_CHOICES = 1024
 MAX_STOP_STRINGS = 64
 MAX_STOP_LENGTH = 4096
 LONGEST_ID = 20  # characters of a token id as a string
@@ -191,7 +192,6 @@ class GenerationRequest(_Fields):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     n: int | None = Field(None, ge=1, le=MAX_N)
-    user: str | None = None
 
     temperature: float | None = Field(None, ge=0)
     top_p: float | None = Field(None, gt=0, le=1)
@@ -279,7 +279,6 @@ class ChatRequest(GenerationRequest):
     tools: List[Tool] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
-    include_reasoning: bool | None = None
     reasoning_effort: str | None = None
 
     chat_template: str | None = None
@@ -375,6 +374,8 @@ class CompletionRequest(GenerationRequest):
             raise BadRequest(
                 f"prompt must be 1 to {MAX_PROMPTS} prompts, but is a list of {len(self.prompts)}", param="prompt"
             )
+        if len(self.prompts) * (self.n or 1) > MAX_CHOICES:
+            raise BadRequest(f"prompts times n may make {MAX_CHOICES} choices at most; split the request", param="n")
 
     @property
     def prompts(self) -> list[str | list[int]]:

@@ -1,10 +1,10 @@
 """Keeps the text of users from becoming control tokens.
 
 A tokenizer turns the text of a special token, `<|im_end|>` say, into that token wherever it stands, so that a user who
-writes it could end his own turn. Here each such text inside a system, developer, user or tool message, a tool or a
-document is broken by a mark after its first character, before the template runs; whoever encodes the prompt cuts it at
-the special tokens that are left, which the template or the assistant wrote, removes the marks from the pieces and
-encodes those as plain text.
+writes it could end his own turn. Here each such text inside a system, developer, user or tool message, a tool, a
+document or a template variable of the request is broken by a mark after its first character, before the template runs;
+whoever encodes the prompt cuts it at the special tokens that are left, which the template or the assistant wrote,
+removes the marks from the pieces and encodes those as plain text.
 
 Promise: no special token's text begins inside escaped text, not even one that would end in the text after it (two
 parts that a template writes side by side); and `unescape` gives back every string exactly, also where a template wrote
@@ -39,6 +39,7 @@ class Escaped:
     tools: list[JsonObject] | None
     documents: list[JsonObject] | None
     mark: str | None
+    variables: JsonObject | None = None
 
 
 class SpecialTextEscaper:
@@ -54,18 +55,26 @@ class SpecialTextEscaper:
         self._beginnings = re.compile(_pattern_of_beginnings(self._tokens))
 
     def escape(
-        self, messages: list[JsonObject], tools: list[JsonObject] | None, documents: list[JsonObject] | None
+        self,
+        messages: list[JsonObject],
+        tools: list[JsonObject] | None,
+        documents: list[JsonObject] | None,
+        variables: JsonObject | None = None,
     ) -> Escaped:
-        """Raises BadRequest when the text holds all of the noncharacters U+FDD0 to U+FDEF."""
+        """`variables` are what a request gives the template besides.
+
+        Raises BadRequest when the text holds all of the noncharacters U+FDD0 to U+FDEF.
+        """
         guarded = [message for message in messages if not _is_assistant(message)]
-        if not any(map(self._beginnings.search, _strings([guarded, tools, documents]))):
-            return Escaped(messages, tools, documents, None)
-        mark = self._unused_mark([messages, tools, documents])
+        if not any(map(self._beginnings.search, _strings([guarded, tools, documents, variables]))):
+            return Escaped(messages, tools, documents, None, variables)
+        mark = self._unused_mark([messages, tools, documents, variables])
         return Escaped(
             [message if _is_assistant(message) else self._marked(message, mark) for message in messages],
             self._marked(tools, mark),
             self._marked(documents, mark),
             mark,
+            self._marked(variables, mark),
         )
 
     def _marked(self, value: Json, mark: str, is_name: bool = False) -> Json:

@@ -13,6 +13,8 @@ ContentFormat = Literal["string", "parts"]
 
 # Filters that give back a list's elements, or some of them; any other filter makes something else of a content.
 _ELEMENT_FILTERS = frozenset({"list", "default", "d", "select", "reject", "selectattr", "rejectattr", "reverse"})
+LONGEST_CHAIN = 8
+
 _PART_FILTERS = frozenset({"selectattr", "rejectattr", "map"})
 
 
@@ -60,14 +62,18 @@ def _is_content(node: nodes.Node, names: set[str]) -> bool:
 
 
 def _names_of_content(tree: nodes.Template) -> set[str]:
-    """Variables and macro parameters that are given a message's content somewhere; `content` is taken to be one."""
+    """Variables and macro parameters that are given a message's content somewhere; `content` is taken to be one.
+
+    Through a few names at most: a template from a request could make a chain of thousands.
+    """
     macros = {macro.name: [parameter.name for parameter in macro.args] for macro in tree.find_all(nodes.Macro)}
     names = {"content"}
-    while True:
+    for _ in range(LONGEST_CHAIN):
         found = {name for node in _walk(tree) for name in _named_content(node, names, macros)}
         if found <= names:
-            return names
+            break
         names |= found
+    return names
 
 
 def _named_content(node: nodes.Node, names: set[str], macros: dict[str, list[str]]) -> Iterator[str]:

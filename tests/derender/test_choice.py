@@ -173,9 +173,7 @@ def test_neither_grouping_nor_reloading_changes_a_choice(
 @given(outputs())
 def test_a_choice_is_the_text_of_its_ids_up_to_the_first_stop(output: Output) -> None:
     c, ids = output.context, output.ids
-    ended_by_id = output.finish == "stop" and (
-        ids[-1:] != [] and (ids[-1] in c.end_token_ids or output.reason != "tide")
-    )
+    ended_by_id = output.finish == "stop" and ids[-1:] != [] and ids[-1] in c.end_token_ids
     is_pending = output.finish is None and ids[-1:] != [] and ids[-1] in c.end_token_ids
     hidden = is_pending or (ended_by_id and not c.include_stop_str_in_output)
     decoder = decoder_for(
@@ -254,14 +252,6 @@ SHOW_SPECIAL = {"skip_special_tokens": False}
             ("length", None),
             6,
             id="ignore_eos makes EOS text",
-        ),
-        pytest.param(
-            SHOW_SPECIAL,
-            [Event([*TIDE, TURN], "stop", TURN)],
-            "tide",
-            ("stop", None),
-            5,
-            id="an engine's own stop token, unknown to us",
         ),
         pytest.param(
             STOPS_AT_TURN,

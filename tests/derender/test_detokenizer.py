@@ -113,7 +113,7 @@ def ids_of(vocabulary: Vocabulary) -> st.SearchStrategy[list[int]]:
     """Any ids: of every sort of token, of real text, of bytes that make characters or do not, and of no token."""
     tokenizer, top = vocabulary.tokenizer, vocabulary.size
     in_bytes = [i for i in range(top) if len(vocabulary.bytes_of(i)) == 1]
-    marked = sorted(vocabulary.added_ids | {0, top - 1})
+    marked = sorted(set(vocabulary.tokenizer.get_added_tokens_decoder()) | {0, top - 1})
     one = st.one_of(
         st.integers(0, top - 1),
         st.sampled_from(marked),
@@ -436,7 +436,7 @@ def test_added_tokens_are_known_by_id() -> None:
     v = vocabulary("byte_level")
     think, turn = v.tokenizer.token_to_id("<think>"), v.tokenizer.token_to_id("<|turn|>")
     assert (v.added_text(think), v.added_text(turn), v.added_text(0)) == ("<think>", "<|turn|>", None)
-    assert {think, turn} <= v.added_ids
+    assert {think, turn} <= v.tokenizer.get_added_tokens_decoder().keys()
     assert turn in v.special_ids
     assert think not in v.special_ids
     assert sorted(v.special_texts) == sorted(tokenizers.SPECIAL)

@@ -163,12 +163,14 @@ async def test_an_engine_that_hangs_up_before_it_answers_is_passed_over_unseen()
         assert those.in_flight == [0, 0]
 
 
-async def test_an_engine_that_breaks_off_before_its_first_token_is_passed_over_unseen() -> None:
-    async def dies(exchange: Exchange) -> None:
-        await exchange.begin()
-        exchange.reset()
+async def dies_before_a_token(exchange: Exchange) -> None:
+    await exchange.begin()
+    exchange.reset()
 
-    async with pool_of(dies, says([[20]])) as those:
+
+@pytest.mark.parametrize("script", [dies_before_a_token, fails_before_a_token])
+async def test_an_engine_that_ends_before_its_first_token_is_passed_over_unseen(script: Script) -> None:
+    async with pool_of(script, says([[20]])) as those:
         assert await ids_from(those.pool) == [20]
 
 
@@ -184,7 +186,6 @@ async def test_with_every_engine_down_the_last_ones_error_is_raised() -> None:
     ("script", "error"),
     [
         (fails_after_a_token, EngineDisconnected),
-        (fails_before_a_token, EngineDisconnected),
         (is_busy, EngineFailed),
     ],
 )

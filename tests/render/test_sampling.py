@@ -85,7 +85,6 @@ def test_what_the_client_set_is_sent_as_it_is(sent: dict[str, Any]) -> None:
         {"stop": ["\n"]},
         {"include_stop_str_in_output": True},
         {"skip_special_tokens": False},
-        {"user": "keeper"},
         {"stream": True},
         {"temperature": None},
         {"unknown": 1},

@@ -113,9 +113,11 @@ class VllmEngine:
                     patience.heard()
                 if reader.complete:
                     patience.hurry(LAST_WORDS_TIMEOUT)
+            if not (patience.heard_any or reader.complete):
+                raise EngineUnreachable(self.name, "ended the answer before its first token")
             reader.check_complete()
         except (aiohttp.ClientError, ConnectionError) as error:
-            if not patience.heard_any and request.stream:
+            if not patience.heard_any:  # of a whole answer nothing is heard before its end
                 raise EngineUnreachable(self.name, "the connection broke before the first token") from error
             if not reader.complete:
                 raise EngineDisconnected(

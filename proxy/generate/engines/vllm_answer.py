@@ -15,6 +15,7 @@ from proxy.generate.errors import EngineDisconnected, EngineError, EngineFailed,
 from proxy.generate.sse import EventSplitter
 from proxy.protocol.generate import JsonObject, Outcome, TokenDelta, TokenLogprob
 
+TOKEN_KEY = re.compile("[0-9]{1,10}")
 TOKEN_ID = re.compile("token_id:([0-9]{1,10})")
 
 WORDS_SHOWN = 2000
@@ -160,7 +161,9 @@ def _give_id(entry: Any) -> None:
 
 def _is_logprob(entry: Any) -> bool:
     _give_id(entry)
-    return type(entry) is dict and _is_count(entry.get("token_id")) and type(entry.get("logprob")) in (float, int)
+    if type(entry) is not dict or not _is_count(entry.get("token_id")):
+        return False
+    return type(entry.get("logprob")) in (float, int) and (entry.get("rank") is None or _is_count(entry["rank"]))
 
 
 def _prompt_logprobs(prompt_logprobs: Any) -> list[JsonObject | None] | None:
@@ -171,8 +174,9 @@ def _prompt_logprobs(prompt_logprobs: Any) -> list[JsonObject | None] | None:
     for entry in prompt_logprobs:
         _expect(entry is None or type(entry) is dict, "prompt_logprobs has an entry that is neither null nor an object")
         for token, facts in (entry or {}).items():
-            is_logprob = token.isdecimal() and type(facts) is dict and type(facts.get("logprob")) in (float, int)
-            _expect(is_logprob, "prompt_logprobs has an entry without a token id and its logprob")
+            is_id = TOKEN_KEY.fullmatch(token) is not None
+            is_logprob = type(facts) is dict and type(facts.get("logprob")) in (float, int)
+            _expect(is_id and is_logprob, "prompt_logprobs has an entry without a token id and its logprob")
     return prompt_logprobs  # type: ignore[no-any-return]
 
 
