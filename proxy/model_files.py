@@ -69,7 +69,6 @@ class ModelFiles:
     special_tokens: dict[str, Any]
     generation_config: JsonObject
     eos_token_ids: frozenset[int]
-    bos_token_id: int | None
     max_model_len: int | None
     vocab_size: int | None
 
@@ -82,7 +81,6 @@ class _Text:
     chat_templates: dict[str, str]
     special_tokens: dict[str, Any]
     eos_token_ids: frozenset[int]
-    bos_token_id: int | None
     max_model_len: int | None
 
 
@@ -92,7 +90,6 @@ class _Weights:
 
     generation_config: JsonObject
     eos_token_ids: frozenset[int]
-    bos_token_id: int | None
     max_model_len: int | None
     vocab_size: int | None
 
@@ -122,7 +119,6 @@ def load_model_files(
         special_tokens=text.special_tokens,
         generation_config=weights.generation_config,
         eos_token_ids=weights.eos_token_ids | text.eos_token_ids,
-        bos_token_id=weights.bos_token_id if text.bos_token_id is None else text.bos_token_id,
         max_model_len=min(lengths, default=None),
         vocab_size=weights.vocab_size,
     )
@@ -207,10 +203,9 @@ def _read_gguf_file(path: Path) -> tuple[_Text, _Weights]:
         chat_templates={"default": gguf.chat_template} if gguf.chat_template else {},
         special_tokens={name: token for name, token in named.items() if token is not None},
         eos_token_ids=frozenset(end for end in (gguf.eos_token_id, gguf.eot_token_id) if end is not None),
-        bos_token_id=gguf.bos_token_id,
         max_model_len=None,
     )
-    return text, _Weights({}, frozenset(), None, gguf.context_length, gguf.vocab_size)
+    return text, _Weights({}, frozenset(), gguf.context_length, gguf.vocab_size)
 
 
 def _read_folder(folder: Path) -> tuple[_Text, _Weights]:
@@ -227,13 +222,11 @@ def _folder_weights(folder: Path) -> _Weights:
         (folder / "config.json", config),
         (folder / "config.json", text_config),
     ]
-    bos_ids = [token_id for path, values in sources for token_id in _ids(path, values, "bos_token_id")]
     return _Weights(
         generation_config=generation,
         eos_token_ids=frozenset(
             token_id for path, values in sources for token_id in _ids(path, values, "eos_token_id")
         ),
-        bos_token_id=bos_ids[0] if bos_ids else None,
         max_model_len=_context_length(text_config) or _context_length(config),
         vocab_size=_vocab_size(text_config) or _vocab_size(config),
     )
@@ -281,14 +274,13 @@ def _folder_text(folder: Path) -> _Text:
     path = folder / "tokenizer.json"
     tokenizer_json = _read_text(path) if path.is_file() else None
     tokenizer = {} if tokenizer_json is None else _parsed_object(path, tokenizer_json)
-    eos, bos = (_token_id(tokenizer, special_tokens.get(name)) for name in ("eos_token", "bos_token"))
+    eos = _token_id(tokenizer, special_tokens.get("eos_token"))
     length = config.get("model_max_length")
     return _Text(
         tokenizer_json=tokenizer_json,
         chat_templates=_chat_templates(folder, config),
         special_tokens=special_tokens,
         eos_token_ids=frozenset() if eos is None else frozenset({eos}),
-        bos_token_id=bos,
         max_model_len=int(length) if isinstance(length, int | float) and 0 < length < _SANE_LENGTH else None,
     )
 

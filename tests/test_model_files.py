@@ -95,14 +95,13 @@ def test_a_folder_is_read_whole(folder: MakeFolder) -> None:
     }
     assert files.generation_config == {"eos_token_id": [4, 5], "temperature": 0.6}
     assert files.eos_token_ids == {4, 5}
-    assert files.bos_token_id == 3
     assert files.max_model_len == 2048
 
 
 def test_a_folder_with_only_a_tokenizer_is_enough(folder: MakeFolder) -> None:
     files = load_model_files(str(folder()))
     assert (files.chat_templates, files.special_tokens, files.generation_config) == ({}, {}, {})
-    assert (files.eos_token_ids, files.bos_token_id, files.max_model_len) == (frozenset(), None, None)
+    assert (files.eos_token_ids, files.max_model_len) == (frozenset(), None)
 
 
 JINJA = {"chat_template.jinja": "jinja"}
@@ -349,11 +348,7 @@ def test_a_gguf_file_is_mapped_and_read(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(proxy.model_files, "read_gguf", read)
     files = load_model_files(str(path))
     assert (files.tokenizer_json, files.chat_templates) == (TOKENIZER, {"default": "{{ 1 }}"})
-    assert (files.special_tokens, files.eos_token_ids, files.bos_token_id) == (
-        {"eos_token": "</s>"},
-        frozenset({4, 5}),
-        None,
-    )
+    assert (files.special_tokens, files.eos_token_ids) == ({"eos_token": "</s>"}, frozenset({4, 5}))
     assert (files.generation_config, files.max_model_len) == ({}, 8192)
 
 
@@ -389,7 +384,7 @@ def test_the_real_embedded_model_has_all_that_a_chat_needs() -> None:
     files = load_model_files("embedded")
     assert "<|im_start|>" in files.chat_templates["default"]
     assert files.special_tokens["eos_token"] == "<|im_end|>"
-    assert (files.eos_token_ids, files.bos_token_id, files.max_model_len) == (frozenset({2}), 1, 8192)
+    assert (files.eos_token_ids, files.max_model_len) == (frozenset({2}), 8192)
     assert Tokenizer.from_str(files.tokenizer_json).token_to_id("<|im_end|>") == 2
 
 
