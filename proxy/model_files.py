@@ -17,10 +17,8 @@ from typing import Any
 import huggingface_hub
 
 from proxy import CannotStart
+from proxy.protocol.generate import JsonObject
 from proxy.render.gguf import read_gguf
-
-JsonObject = dict[str, Any]
-"""JSON as a file holds it, passed through."""
 
 _SMALL_FILES = (
     "tokenizer.json",

@@ -16,7 +16,7 @@ MAY_IMPORT = {
     "embedded": {"protocol", "render"},
     "config": {"yaml_document"},
     "yaml_document": set(),
-    "model_files": {"render", "embedded"},
+    "model_files": {"render", "embedded", "protocol"},
     "models": {"model_files", "render", "generate", "derender", "protocol"},
     "pipeline": {"models", "render", "generate", "derender", "protocol"},
     "api": {"pipeline", "models", "render", "derender", "protocol"},

@@ -16,8 +16,9 @@ from types import MappingProxyType
 from jinja2 import TemplateSyntaxError, nodes
 
 from proxy.protocol.errors import BadRequest
+from proxy.protocol.generate import JsonObject
 from proxy.render.bounded_template import LONGEST_SOURCE, BoundedEnvironment, Budget, BudgetExceeded, render_bounded
-from proxy.render.messages import Json, JsonObject
+from proxy.render.messages import Json
 from proxy.render.template_environment import ChatEnvironment, RaisedByTemplate
 from proxy.render.template_facts import ContentFormat, content_format, knows_developer
 

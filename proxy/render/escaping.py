@@ -20,7 +20,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from proxy.protocol.errors import BadRequest
-from proxy.render.messages import Json, JsonObject
+from proxy.protocol.generate import JsonObject
+from proxy.render.messages import Json
 
 _NONCHARACTERS = [chr(code) for code in range(0xFDD0, 0xFDF0)]
 _ANY_NONCHARACTER = re.compile(r"[\ufdd0-\ufdef]|\\ufd[de][0-9a-f]")

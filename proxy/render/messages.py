@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Any, Literal, NotRequired, TypeAlias, TypedDict
 
 from proxy.protocol.errors import BadRequest
+from proxy.protocol.generate import JsonObject
 from proxy.render.template_facts import ContentFormat
 
 Json: TypeAlias = Any  # JSON from the request, passed through
-JsonObject: TypeAlias = dict[str, Any]
 
 
 class ContentPart(TypedDict):

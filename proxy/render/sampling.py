@@ -19,17 +19,16 @@ _DEFAULTABLE = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 """What vLLM takes from a generation config, besides `max_new_tokens`."""
 
 _SENT = (
-    *(
-        "n",
-        "seed",
-        "presence_penalty",
-        "frequency_penalty",
-        "min_tokens",
-        "ignore_eos",
-        "allowed_token_ids",
-        "bad_words",
-    ),
-    *("prompt_logprobs", "thinking_token_budget"),
+    "n",
+    "seed",
+    "presence_penalty",
+    "frequency_penalty",
+    "min_tokens",
+    "ignore_eos",
+    "allowed_token_ids",
+    "bad_words",
+    "prompt_logprobs",
+    "thinking_token_budget",
 )
 
 
