@@ -34,13 +34,13 @@ def new_request_id() -> str:
 async def read_body(request: web.Request, model: type[Model]) -> Model:
     """Raises `BadRequest` that names the field and what is wrong with it, or a 413."""
     limit = request.app[BODY_LIMIT]
-    too_large = ApiError(413, f"the body is larger than {limit} bytes (max_body_size)", type="invalid_request_error")
-    if (request.content_length or 0) > limit:
-        raise too_large
     try:
+        if (request.content_length or 0) > limit:  # said beforehand, so it need not be read
+            raise web.HTTPRequestEntityTooLarge(limit)
         body = await request.read()
     except web.HTTPRequestEntityTooLarge:
-        raise too_large from None
+        message = f"the body is larger than {limit} bytes (max_body_size)"
+        raise ApiError(413, message, type="invalid_request_error") from None
     try:
         data = orjson.loads(body)
     except orjson.JSONDecodeError as error:

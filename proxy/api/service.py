@@ -29,7 +29,7 @@ class Service:
         return web.Response()
 
     async def ready(self, _: web.Request) -> web.Response:
-        """200 while an engine is up, 503 while none is; either way with the state of each pool."""
+        """200 while an engine is up, with which pools have one; 503 while none is."""
         pools = list({model.pool.name: model.pool for model in self._models.all}.values())
         ready = await asyncio.gather(*(pool.ready() for pool in pools))
         if not any(ready):

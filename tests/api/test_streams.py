@@ -10,7 +10,17 @@ from typing import Any
 
 import pytest
 
-from tests.engines.scripted import Exchange, Script, ScriptedEngine, choice, event, says, scripted
+from tests.engines.scripted import (
+    Exchange,
+    Script,
+    ScriptedEngine,
+    choice,
+    event,
+    says,
+    scripted,
+    silent,
+    silent_after_headers,
+)
 from tests.losses import nothing_is_lost
 from tests.raw_client import RawClient, raw_client
 from tests.server import Running, proxy, running
@@ -63,15 +73,6 @@ async def connected(
         asyncio.timeout(20),
     ):
         yield engine, those, client
-
-
-async def silent(exchange: Exchange) -> None:
-    await exchange.gone.wait()
-
-
-async def silent_after_headers(exchange: Exchange) -> None:
-    await exchange.begin()
-    await exchange.gone.wait()
 
 
 async def silent_after_a_token(exchange: Exchange) -> None:

@@ -185,6 +185,16 @@ async def scripted(script: Script) -> AsyncIterator[ScriptedEngine]:
         await engine.stop()
 
 
+async def silent(exchange: Exchange) -> None:
+    """The script of an engine that never answers."""
+    await exchange.gone.wait()
+
+
+async def silent_after_headers(exchange: Exchange) -> None:
+    await exchange.begin()
+    await exchange.gone.wait()
+
+
 def says(batches: Iterable[Sequence[int]], *, stop: int | None = None, usage: Any = None) -> Script:
     """The script of a healthy engine: each choice gets each batch as an event, and then its finish reason."""
     batches = [list(batch) for batch in batches]

@@ -27,7 +27,7 @@ from proxy.generate.errors import (
 )
 from proxy.protocol.errors import ApiError
 from proxy.protocol.generate import GenerateRequest, Outcome, TokenDelta
-from tests.engines.scripted import Exchange, Script, choice, event, says, scripted
+from tests.engines.scripted import Exchange, Script, choice, event, says, scripted, silent, silent_after_headers
 from tests.losses import nothing_is_lost
 
 JSON = "content-type: application/json\r\n"
@@ -793,15 +793,6 @@ async def test_a_whole_answer_in_which_a_choice_has_not_finished_is_an_error() -
 # Engines that are too slow
 
 
-async def silent_at_once(exchange: Exchange) -> None:
-    await exchange.gone.wait()
-
-
-async def silent_after_headers(exchange: Exchange) -> None:
-    await exchange.begin()
-    await exchange.gone.wait()
-
-
 async def silent_after_a_token(exchange: Exchange) -> None:
     await exchange.begin()
     await exchange.event(choice([1]))
@@ -838,13 +829,13 @@ async def talkative(exchange: Exchange) -> None:
 @pytest.mark.parametrize(
     ("script", "timeouts", "message"),
     [
-        (silent_at_once, {"first_token": 0.05}, "no token within 0.05 s (first_token_timeout)"),
+        (silent, {"first_token": 0.05}, "no token within 0.05 s (first_token_timeout)"),
         (silent_after_headers, {"first_token": 0.05}, "no token within 0.05 s (first_token_timeout)"),
         (only_comments, {"first_token": 0.05}, "no token within 0.05 s (first_token_timeout)"),
         (silent_after_a_token, {"idle": 0.05}, "silent for 0.05 s between tokens (idle_timeout)"),
         (a_token_and_comments, {"idle": 0.05}, "silent for 0.05 s between tokens (idle_timeout)"),
         (talkative, {"total": 0.1}, "not finished within 0.1 s (total_timeout)"),
-        (silent_at_once, {"total": 0.05}, "not finished within 0.05 s (total_timeout)"),
+        (silent, {"total": 0.05}, "not finished within 0.05 s (total_timeout)"),
     ],
 )
 async def test_an_engine_that_is_too_slow_is_told_which_limit_it_broke(
@@ -921,7 +912,7 @@ async def test_a_stream_that_does_not_end_after_done_is_complete(monkeypatch: py
 
 
 @pytest.mark.parametrize(
-    "script", [silent_at_once, silent_after_headers, silent_after_a_token, talkative, silent_inside_an_error]
+    "script", [silent, silent_after_headers, silent_after_a_token, talkative, silent_inside_an_error]
 )
 async def test_cancelling_closes_the_connection_at_once(script: Script) -> None:
     async with scripted(script) as engine, client_of(engine.url) as client:
