@@ -34,6 +34,9 @@ class ToolSchemas:
         schema = self._parameters.get(function, {}).get(key)
         return schema if isinstance(schema, dict) else None
 
+    def declares(self, function: str) -> bool:
+        return function in self._parameters
+
     def knows(self, function: str, key: str) -> bool:
         return key in self._parameters.get(function, {})
 

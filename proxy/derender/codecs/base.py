@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import Any, ClassVar, Protocol
 
+from proxy.derender.codecs.json_text import JsonValue
 from proxy.derender.markers import Literals, Marks
 
 SPACE = re.compile(r"[ \t\r\n]*")
@@ -22,12 +23,14 @@ LONGEST_SPACE = 1024
 
 class Step(Enum):
     """Why a codec returned. WAIT: it needs more text. GO: it made progress at a place where the caller keeps books, and
-    wants to go on. DONE: the region of calls ended. FAILED: what was read since the last call, if any, is no call."""
+    wants to go on. DROP: the same, and what it read closes what was before. DONE: the region of calls ended. FAILED:
+    what was read since the last call, if any, is no call."""
 
     WAIT = 0
     GO = 1
-    DONE = 2
-    FAILED = 3
+    DROP = 2
+    DONE = 3
+    FAILED = 4
 
 
 class Sink(Protocol):
@@ -48,6 +51,7 @@ class Schemas(Protocol):
     """What the request's tools say of their parameters."""
 
     def types(self, function: str, key: str) -> frozenset[str]: ...
+    def declares(self, function: str) -> bool: ...
     def knows(self, function: str, key: str) -> bool: ...
     def parameter(self, function: str, key: str) -> Mapping[str, Any] | None: ...
 
@@ -74,7 +78,7 @@ class MarkupLimits:
 
 class Codec(ABC):
     STATE: ClassVar[dict[str, type]]
-    """The fields of the state and their types: int (never negative), bool, str, or list (of strings)."""
+    """The fields of the state and their types: int (never negative), bool, str, list (of strings), or JsonValue."""
 
     @abstractmethod
     def read(self, text: str, at: int, last: bool, sink: Sink) -> tuple[int, Step]:
@@ -98,12 +102,16 @@ class Codec(ABC):
 def _dumped(value: Any, marks: Marks) -> Any:
     if isinstance(value, str):
         return marks.dump(value)
+    if isinstance(value, JsonValue):
+        return value.dump()
     return [marks.dump(part) for part in value] if isinstance(value, list) else value
 
 
 def _loaded(kind: type, value: Any, marks: Marks) -> Any:
     if kind is str:
         return marks.load(value)
+    if kind is JsonValue:
+        return JsonValue.load(value)
     if kind is list and isinstance(value, list):
         return [marks.load(part) for part in value]
     if type(value) is not kind or (kind is int and value < 0):
@@ -118,13 +126,12 @@ def skip_space(text: str, at: int) -> int:
 
 
 class Between:
-    """What may stand after a call: markers that close it, another call, the end of the section, or anything else."""
+    """A place where markers stand with nothing but white space around them."""
 
-    __slots__ = ("_all", "closers", "ends", "openers")
+    __slots__ = ("_all",)
 
-    def __init__(self, closers: tuple[str, ...], openers: tuple[str, ...], ends: tuple[str, ...]) -> None:
-        self.closers, self.openers, self.ends = frozenset(closers), frozenset(openers), frozenset(ends)
-        self._all = Literals([marker for marker in (*closers, *openers, *ends) if marker])
+    def __init__(self, *markers: str) -> None:
+        self._all = Literals([marker for marker in markers if marker])
 
     def next(self, text: str, at: int, last: bool) -> tuple[int, str | None]:
         """The marker that comes next after white space, and the position behind it. None and `at`: something else

@@ -23,9 +23,9 @@ class JsonValue:
         self.depth = 0
         self.started = self.in_string = self.escaped = self.scalar = False
 
-    def read(self, text: str, at: int) -> tuple[int, bool]:
-        """The end of what belongs to the value, and whether the value ends there. The text at `at` must not be white
-        space before the value."""
+    def read(self, text: str, at: int, deepest: int) -> tuple[int, bool]:
+        """The end of what belongs to the value, and whether the value ends there, or nests deeper than `deepest`. The
+        text at `at` must not be white space before the value."""
         end = len(text)
         if at == end:
             return at, False
@@ -60,6 +60,8 @@ class JsonValue:
                     self.in_string = True
                 elif match[0] in "{[":
                     self.depth += 1
+                    if self.depth > deepest:
+                        return at, True
                 else:
                     self.depth -= 1
                     if self.depth <= 0:
@@ -69,13 +71,16 @@ class JsonValue:
     def dump(self) -> Any:
         return [self.depth, self.started, self.in_string, self.escaped, self.scalar]
 
-    def load(self, state: Any) -> None:
+    @classmethod
+    def load(cls, state: Any) -> "JsonValue":
         """Raises ValueError for what `dump` did not write."""
         if not isinstance(state, list) or [type(part) for part in state] != [int, bool, bool, bool, bool]:
             raise ValueError("the state of a JSON value is not as it was dumped")
-        self.depth, self.started, self.in_string, self.escaped, self.scalar = state
-        if self.depth < 0:
+        value = cls()
+        value.depth, value.started, value.in_string, value.escaped, value.scalar = state
+        if value.depth < 0:
             raise ValueError("the depth of a JSON value is negative")
+        return value
 
 
 _STRING = re.compile(r'"((?:[^"\\]|\\.)*)"', re.DOTALL)
