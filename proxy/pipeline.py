@@ -182,19 +182,6 @@ def _job(model: ServedModel, request: GenerationRequest, token_ids: list[int], r
         eos_token_ids=model.eos_token_ids,
         structured_outputs=structured_outputs(request),
     )
-    stop_ids = frozenset(request.stop_token_ids or ())
-    include_stop = bool(request.include_stop_str_in_output)
-    context = ChoiceContext(
-        vocabulary=model.tokenizer.vocabulary,
-        prompt_token_ids=token_ids,
-        end_token_ids=stop_ids if request.ignore_eos else stop_ids | model.eos_token_ids,
-        stop_token_ids=stop_ids,
-        stop=StopRule(request.stop, include_stop) if request.stop else None,
-        include_stop_str_in_output=include_stop,
-        min_tokens=request.min_tokens or 0,
-        skip_special_tokens=request.skip_special_tokens is not False,
-        spaces_between_special_tokens=request.spaces_between_special_tokens is not False,
-    )
     generate = GenerateRequest(
         request_id=request_id,
         token_ids=token_ids,
@@ -206,7 +193,24 @@ def _job(model: ServedModel, request: GenerationRequest, token_ids: list[int], r
         kv_transfer_params=request.kv_transfer_params,
         vocabulary_size=model.limits.engine_vocabulary_size,
     )
-    return Job(generate, context)
+    return Job(generate, _context(model, request, token_ids))
+
+
+def _context(model: ServedModel, request: GenerationRequest, prompt_token_ids: Sequence[int]) -> ChoiceContext:
+    """How the choices of a request are derendered; the one place that decides it."""
+    stop_ids = frozenset(request.stop_token_ids or ())
+    include_stop = bool(request.include_stop_str_in_output)
+    return ChoiceContext(
+        vocabulary=model.tokenizer.vocabulary,
+        prompt_token_ids=prompt_token_ids,
+        end_token_ids=stop_ids if request.ignore_eos else stop_ids | model.eos_token_ids,
+        stop_token_ids=stop_ids,
+        stop=StopRule(request.stop, include_stop) if request.stop else None,
+        include_stop_str_in_output=include_stop,
+        min_tokens=request.min_tokens or 0,
+        skip_special_tokens=request.skip_special_tokens is not False,
+        spaces_between_special_tokens=request.spaces_between_special_tokens is not False,
+    )
 
 
 def chat_answer(model: ServedModel, request: ChatRequest, job: Job, head: Head) -> Answer:
