@@ -193,10 +193,10 @@ def _job(model: ServedModel, request: GenerationRequest, token_ids: list[int], r
         kv_transfer_params=request.kv_transfer_params,
         vocabulary_size=model.limits.engine_vocabulary_size,
     )
-    return Job(generate, _context(model, request, token_ids))
+    return Job(generate, choice_context(model, request, token_ids))
 
 
-def _context(model: ServedModel, request: GenerationRequest, prompt_token_ids: Sequence[int]) -> ChoiceContext:
+def choice_context(model: ServedModel, request: GenerationRequest, prompt_token_ids: Sequence[int]) -> ChoiceContext:
     """How the choices of a request are derendered; the one place that decides it."""
     stop_ids = frozenset(request.stop_token_ids or ())
     include_stop = bool(request.include_stop_str_in_output)
@@ -214,16 +214,19 @@ def _context(model: ServedModel, request: GenerationRequest, prompt_token_ids: S
 
 
 def chat_answer(model: ServedModel, request: ChatRequest, job: Job, head: Head) -> Answer:
+    return _answer(request, [job], head, chat_form(model, request, job.request.token_ids))
+
+
+def chat_form(model: ServedModel, request: ChatRequest, prompt_token_ids: Sequence[int]) -> ChatForm:
     last = request.messages[-1]
     role = "assistant" if request.generation_prompt else str(last["role"])
-    form = ChatForm(
+    return ChatForm(
         role=role,
         echo=_text_of(last) if request.echo and last["role"] == role else "",
-        logprobs=_logprob_writer(model, request, request.wanted_logprobs),
-        prompt_token_ids=job.request.token_ids if request.return_token_ids else None,
-        prompt_logprobs=_logprob_writer(model, request, request.prompt_logprobs),
+        logprobs=logprob_writer(model, request, request.wanted_logprobs),
+        prompt_token_ids=prompt_token_ids if request.return_token_ids else None,
+        prompt_logprobs=logprob_writer(model, request, request.prompt_logprobs),
     )
-    return _answer(request, [job], head, form)
 
 
 def _text_of(message: JsonObject) -> str:
@@ -239,13 +242,13 @@ def completion_answer(model: ServedModel, request: CompletionRequest, jobs: Sequ
         prompt_token_ids=[job.request.token_ids for job in jobs],
         echo=bool(request.echo),
         return_token_ids=bool(request.return_token_ids),
-        logprobs=_logprob_writer(model, request, request.wanted_logprobs),
-        prompt_logprobs=_logprob_writer(model, request, request.prompt_logprobs),
+        logprobs=logprob_writer(model, request, request.wanted_logprobs),
+        prompt_logprobs=logprob_writer(model, request, request.prompt_logprobs),
     )
     return _answer(request, jobs, head, form)
 
 
-def _logprob_writer(model: ServedModel, request: GenerationRequest, top: int | None) -> LogprobWriter | None:
+def logprob_writer(model: ServedModel, request: GenerationRequest, top: int | None) -> LogprobWriter | None:
     if top is None:
         return None
     as_ids = request.return_tokens_as_token_ids
