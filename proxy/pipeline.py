@@ -146,19 +146,6 @@ def _job(model: ServedModel, request: GenerationRequest, token_ids: list[int], r
         eos_token_ids=model.eos_token_ids,
         structured_outputs=structured_outputs(request),
     )
-    stop_ids = frozenset(request.stop_token_ids or ())
-    include_stop = bool(request.include_stop_str_in_output)
-    context = ChoiceContext(
-        vocabulary=model.tokenizer.vocabulary,
-        prompt_token_ids=token_ids,
-        end_token_ids=stop_ids if request.ignore_eos else stop_ids | model.eos_token_ids,
-        stop_token_ids=stop_ids,
-        stop=StopRule(request.stop, include_stop) if request.stop else None,
-        include_stop_str_in_output=include_stop,
-        min_tokens=request.min_tokens or 0,
-        skip_special_tokens=request.skip_special_tokens is not False,
-        spaces_between_special_tokens=request.spaces_between_special_tokens is not False,
-    )
     generate = GenerateRequest(
         request_id=request_id,
         token_ids=token_ids,
@@ -170,20 +157,40 @@ def _job(model: ServedModel, request: GenerationRequest, token_ids: list[int], r
         kv_transfer_params=request.kv_transfer_params,
         vocabulary_size=model.limits.engine_vocabulary_size,
     )
-    return Job(generate, context)
+    return Job(generate, choice_context(model, request, token_ids))
+
+
+def choice_context(model: ServedModel, request: GenerationRequest, prompt_token_ids: Sequence[int]) -> ChoiceContext:
+    """How the choices of a request are derendered; the one place that decides it."""
+    stop_ids = frozenset(request.stop_token_ids or ())
+    include_stop = bool(request.include_stop_str_in_output)
+    return ChoiceContext(
+        vocabulary=model.tokenizer.vocabulary,
+        prompt_token_ids=prompt_token_ids,
+        end_token_ids=stop_ids if request.ignore_eos else stop_ids | model.eos_token_ids,
+        stop_token_ids=stop_ids,
+        stop=StopRule(request.stop, include_stop) if request.stop else None,
+        include_stop_str_in_output=include_stop,
+        min_tokens=request.min_tokens or 0,
+        skip_special_tokens=request.skip_special_tokens is not False,
+        spaces_between_special_tokens=request.spaces_between_special_tokens is not False,
+    )
 
 
 def chat_answer(model: ServedModel, request: ChatRequest, job: Job, head: Head) -> Answer:
+    return _answer(request, [job], head, chat_form(model, request, job.request.token_ids))
+
+
+def chat_form(model: ServedModel, request: ChatRequest, prompt_token_ids: Sequence[int]) -> ChatForm:
     last = request.messages[-1]
     role = "assistant" if request.generation_prompt else str(last["role"])
-    form = ChatForm(
+    return ChatForm(
         role=role,
         echo=_text_of(last) if request.echo and last["role"] == role else "",
-        logprobs=_logprob_writer(model, request, request.wanted_logprobs),
-        prompt_token_ids=job.request.token_ids if request.return_token_ids else None,
-        prompt_logprobs=_logprob_writer(model, request, request.prompt_logprobs),
+        logprobs=logprob_writer(model, request, request.wanted_logprobs),
+        prompt_token_ids=prompt_token_ids if request.return_token_ids else None,
+        prompt_logprobs=logprob_writer(model, request, request.prompt_logprobs),
     )
-    return _answer(request, [job], head, form)
 
 
 def _text_of(message: JsonObject) -> str:
@@ -199,13 +206,13 @@ def completion_answer(model: ServedModel, request: CompletionRequest, jobs: Sequ
         prompt_token_ids=[job.request.token_ids for job in jobs],
         echo=bool(request.echo),
         return_token_ids=bool(request.return_token_ids),
-        logprobs=_logprob_writer(model, request, request.wanted_logprobs),
-        prompt_logprobs=_logprob_writer(model, request, request.prompt_logprobs),
+        logprobs=logprob_writer(model, request, request.wanted_logprobs),
+        prompt_logprobs=logprob_writer(model, request, request.prompt_logprobs),
     )
     return _answer(request, jobs, head, form)
 
 
-def _logprob_writer(model: ServedModel, request: GenerationRequest, top: int | None) -> LogprobWriter | None:
+def logprob_writer(model: ServedModel, request: GenerationRequest, top: int | None) -> LogprobWriter | None:
     if top is None:
         return None
     as_ids = request.return_tokens_as_token_ids

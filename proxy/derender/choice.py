@@ -21,6 +21,8 @@ from proxy.derender.vocabulary import Vocabulary
 from proxy.protocol.generate import TokenLogprob
 
 STATE_VERSION = 2
+STATE_KEYS = {"v", "decoder", "markup", "held", "end", "chars", "tokens", "finish"}
+LARGEST_COUNT = 1 << 53
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,21 +243,33 @@ class ChoiceStream:
         }
 
     @classmethod
-    def load(cls, context: ChoiceContext, state: dict[str, Any], name: str = "") -> "ChoiceStream":
-        """A stream that goes on where the dumped one was; the context must be that of the same request.
+    def load(cls, context: ChoiceContext, state: Any, name: str = "") -> "ChoiceStream":
+        """A stream that goes on where the dumped one was; the context must be that of the same request, except that
+        its prompt may be left out.
 
-        Raises ValueError for a state of another version.
+        The state may come from anybody: raises ValueError that says what in it no `dump` can have written.
         """
-        if state["v"] != STATE_VERSION:
-            raise ValueError(f"a state of version {state['v']}; this is version {STATE_VERSION}")
+        _expect(type(state) is dict, "it is not an object")
+        _expect(state.get("v") == STATE_VERSION, f"its version is not {STATE_VERSION}")
+        missing = STATE_KEYS - state.keys()
+        _expect(not missing, f"{', '.join(sorted(missing))} is missing")
+        held, end, finish = state["held"], state["end"], state["finish"]
+        most_held = 0 if context.stop is None else context.stop.suffix_held(held) if type(held) is str else -1
+        _expect(type(held) is str and len(held) == most_held, "held does not begin a stop string")
+        _expect(end is None or (type(end) is int and end in context.end_token_ids), "end is not an end token")
+        _expect(finish is None or type(finish) is str, "finish is not a finish reason")
+        for count in ("chars", "tokens"):
+            _expect(type(state[count]) is int and 0 <= state[count] < LARGEST_COUNT, f"{count} is not a count")
         stream = cls(context, name)
         stream._decoder.load(state["decoder"])
         if stream._reader is not None:
             stream._reader.load(state["markup"])
         if stream._stop is not None:
-            stream._stop.held = state["held"]
-        stream._end = state["end"]
-        stream._chars = state["chars"]
-        stream.tokens = state["tokens"]
-        stream.finish_reason = state["finish"]
+            stream._stop.held = held
+        stream._end, stream._chars, stream.tokens, stream.finish_reason = end, state["chars"], state["tokens"], finish
         return stream
+
+
+def _expect(condition: bool, otherwise: str) -> None:
+    if not condition:
+        raise ValueError(otherwise)
