@@ -184,8 +184,8 @@ class PythonicCodec(Codec):
             if self.state == "join":
                 self._close_string()
             self._release()
-        if out:
-            sink.arguments("".join(out))
+        if arguments := "".join(out):
+            sink.arguments(arguments)
         if step is not Step.WAIT:
             sink.end()
         return at, step
