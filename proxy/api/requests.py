@@ -10,6 +10,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from proxy.protocol.errors import ApiError, BadRequest
+from proxy.protocol.generate import JsonObject
 from proxy.protocol.openai import REQUEST_ID
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -33,6 +34,11 @@ def new_request_id() -> str:
 
 async def read_body(request: web.Request, model: type[Model]) -> Model:
     """Raises `BadRequest` that names the field and what is wrong with it, or a 413."""
+    return validated(await read_json(request), model)
+
+
+async def read_json(request: web.Request) -> JsonObject:
+    """The JSON object that a request brings; raises `BadRequest` or a 413."""
     limit = request.app[BODY_LIMIT]
     try:
         if (request.content_length or 0) > limit:  # said beforehand, so it need not be read
@@ -50,6 +56,11 @@ async def read_body(request: web.Request, model: type[Model]) -> Model:
         raise BadRequest("the body must be a JSON object")
     if body.count(b"{") + body.count(b"[") > MAX_NESTING:
         _check_nesting(data)
+    return data
+
+
+def validated(data: JsonObject, model: type[Model]) -> Model:
+    """Raises `BadRequest` that names the field and what is wrong with it."""
     try:
         return model.model_validate(data)
     except ValidationError as error:

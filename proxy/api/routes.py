@@ -7,6 +7,7 @@ from proxy.api.errors import errors_as_json
 from proxy.api.generation import Generation
 from proxy.api.requests import BODY_LIMIT
 from proxy.api.service import Service
+from proxy.api.stages import Stages
 from proxy.models import Models
 
 
@@ -16,11 +17,12 @@ def application(
     """The aiohttp application that serves `models`; seconds and bytes."""
     app = web.Application(client_max_size=max_body_size, middlewares=[errors_as_json, draining.middleware])
     app[BODY_LIMIT] = max_body_size
-    generation, service = Generation(models, keep_alive_interval), Service(models)
+    generation, stages, service = Generation(models, keep_alive_interval), Stages(models), Service(models)
     app.add_routes(
         [
             web.post("/v1/chat/completions", generation.chat),
             web.post("/v1/completions", generation.completion),
+            web.post("/v1/chat/completions/derender", stages.derender_chat),
             web.get("/v1/models", service.models),
             web.get("/v1/models/{name:.+}", service.model),
             web.post("/tokenize", service.tokenize),

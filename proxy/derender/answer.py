@@ -87,6 +87,11 @@ class Answer(Protocol):
     def end(self, outcomes: Sequence[Outcome]) -> bytes: ...
 
 
+def usage_of(prompt: int, completion: int) -> JsonObject:
+    """A response's usage, in tokens."""
+    return {"prompt_tokens": prompt, "total_tokens": prompt + completion, "completion_tokens": completion}
+
+
 @dataclass(slots=True)
 class Prompts:
     """What usage needs to know: the length of each prompt in tokens, and how many choices each has."""
@@ -100,11 +105,7 @@ class Prompts:
         counted = [fact.get("prompt_tokens") for fact in facts] or [None] * len(self.lengths)
         prompt = sum(length if count is None else count for length, count in zip(self.lengths, counted, strict=True))
         completion = sum(stream.tokens for stream in streams)
-        usage: JsonObject = {
-            "prompt_tokens": prompt,
-            "total_tokens": prompt + completion,
-            "completion_tokens": completion,
-        }
+        usage = usage_of(prompt, completion)
         cached = [details.get("cached_tokens") for fact in facts if (details := fact.get("prompt_tokens_details"))]
         if any(count is not None for count in cached):
             usage["prompt_tokens_details"] = {"cached_tokens": sum(count or 0 for count in cached)}
@@ -113,6 +114,27 @@ class Prompts:
 
 def sse(body: JsonObject) -> bytes:
     return b"data: " + orjson.dumps(body) + b"\n\n"
+
+
+def whole_body(
+    head: Head,
+    form: Form,
+    choices: Sequence[tuple[int, Collected, Outcome]],
+    usage: JsonObject,
+    outcomes: Sequence[Outcome],
+) -> bytes:
+    """The JSON of a whole response; of each choice its index, what it said, and the outcome of its prompt."""
+    return orjson.dumps(
+        {
+            "id": head.id,
+            "object": form.whole_object,
+            "created": head.created,
+            "model": head.model,
+            "choices": [form.whole(index, collected, outcome) for index, collected, outcome in choices],
+            "usage": usage,
+            **form.top(outcomes),
+        }
+    )
 
 
 class WholeAnswer:
@@ -133,17 +155,8 @@ class WholeAnswer:
 
     def end(self, outcomes: Sequence[Outcome]) -> bytes:
         n = self._prompts.n
-        return orjson.dumps(
-            {
-                "id": self._head.id,
-                "object": self._form.whole_object,
-                "created": self._head.created,
-                "model": self._head.model,
-                "choices": [self._form.whole(i, c, outcomes[i // n]) for i, c in enumerate(self._collected)],
-                "usage": self._prompts.usage(self._streams, outcomes),
-                **self._form.top(outcomes),
-            }
-        )
+        choices = [(index, choice, outcomes[index // n]) for index, choice in enumerate(self._collected)]
+        return whole_body(self._head, self._form, choices, self._prompts.usage(self._streams, outcomes), outcomes)
 
 
 class StreamedAnswer:

@@ -10,6 +10,7 @@ bytes are. And a word boundary mark that is spelled in bytes stays one, whatever
 """
 
 import codecs
+import re
 from collections.abc import Sequence
 from itertools import islice
 from typing import Any, Protocol
@@ -21,9 +22,13 @@ codecs.register_error(
     lambda error: ("\ufffd" * (error.end - error.start), error.end),  # type: ignore[attr-defined]
 )
 
+PENDING = re.compile("([0-9a-f]{2}){0,3}")
+"""The bytes of an incomplete character, as a state has them."""
+
 
 class Decoder(Protocol):
-    """`dump` gives JSON that `load` takes back; between them the state is a few bytes or ids."""
+    """`dump` gives JSON that `load` takes back; between them the state is a few bytes or ids. `load` raises ValueError
+    for what no `dump` can have written."""
 
     def feed(self, token_id: int) -> str: ...
     def flush(self) -> str: ...
@@ -105,8 +110,15 @@ class TableDecoder:
         return [self._pending.hex(), self._lead, self._starts]
 
     def load(self, state: Any) -> None:
-        pending, self._lead, self._starts = state
-        self._pending = bytes.fromhex(pending)
+        rules = self._vocabulary.rules
+        assert rules is not None
+        match state:
+            case [str(pending), int(lead), bool(starts)] if (
+                PENDING.fullmatch(pending) and lead in range(rules.lead_spaces + 1) and starts <= rules.first_differs
+            ):
+                self._pending, self._lead, self._starts = bytes.fromhex(pending), int(lead), starts
+            case _:
+                raise ValueError("decoder is not the state of this tokenizer's decoder")
         self._plain = not (self._pending or self._lead or self._starts)
 
 
@@ -134,7 +146,7 @@ class WindowDecoder:
         return 0 <= token_id < self._vocabulary.size and not (self._skip and token_id in self._vocabulary.special_ids)
 
     def _decode(self, ids: list[int]) -> str:
-        return self._vocabulary.tokenizer.decode(ids, skip_special_tokens=self._skip)
+        return self._vocabulary.decode(ids, skip_special_tokens=self._skip)
 
     def feed(self, token_id: int) -> str:
         if not self._is_visible(token_id):
@@ -149,7 +161,7 @@ class WindowDecoder:
             self._shown, self._held = self._held, []
         elif len(self._held) >= self.MOST_HELD:  # tokens that show nothing
             self._held = []
-        added = self._vocabulary.added_text(token_id)
+        added = self._vocabulary.added_texts.get(token_id)
         if added is not None and self._added_last and not self._spaces:
             text = added
         self._added_last = added is not None
@@ -166,5 +178,11 @@ class WindowDecoder:
         return [self._shown, self._held, self._added_last]
 
     def load(self, state: Any) -> None:
-        shown, held, self._added_last = state
-        self._shown, self._held = list(shown), list(held)
+        match state:
+            case [list(shown), list(held), bool(added_last)] if self._is_window(shown) and self._is_window(held):
+                self._shown, self._held, self._added_last = shown, held, added_last
+            case _:
+                raise ValueError("decoder is not the state of this tokenizer's decoder")
+
+    def _is_window(self, ids: list[Any]) -> bool:
+        return len(ids) <= self.MOST_HELD and all(type(i) is int and self._is_visible(i) for i in ids)

@@ -32,10 +32,6 @@ class Reasoning:
     trim: Literal["", "end", "both"] = ""
     ends: tuple[str, ...] = ()
     dropped: tuple[str, ...] = ()
-    kept: bool = False
-    """Reasoning stays in the content, markers and all (`minimax_m2_append_think`)."""
-    fallback: tuple[str, ...] = ()
-    """Template variables under which an answer that is all reasoning becomes the content."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,13 +168,8 @@ Calls = JsonCalls | HeaderCalls | TaggedCalls | ElementCalls | PythonicCalls | Q
 syntax itself cannot be; and an answer without a call is then no answer, so that its text is dropped (as vLLM does)."""
 
 
-def markers(declaration: Reasoning | Calls) -> Iterator[str]:
-    """Every literal text of a declaration that can stand on the wire, holes cut out."""
+def texts(declaration: Reasoning | Calls) -> Iterator[str]:
+    """Every string of a declaration."""
     for field in fields(declaration):
         value = getattr(declaration, field.name)
-        texts = value if isinstance(value, tuple) else (value,)
-        if field.name in ("switches", "fallback", "arguments", "name", "reasoning", "unwraps", "ids", "types"):
-            continue
-        for text in texts:
-            if isinstance(text, str):
-                yield from filter(None, HOLE.sub("\0", text).split("\0"))
+        yield from (text for text in (value if isinstance(value, tuple) else (value,)) if isinstance(text, str))

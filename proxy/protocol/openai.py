@@ -50,7 +50,7 @@ def _json_type(value: object) -> str:
     return "a scalar"
 
 
-class _Fields(BaseModel):
+class Fields(BaseModel):
     model_config = ConfigDict(extra="ignore", allow_inf_nan=False, hide_input_in_errors=True)
 
     @model_validator(mode="before")
@@ -59,7 +59,7 @@ class _Fields(BaseModel):
         return {key: value for key, value in data.items() if value is not None} if isinstance(data, dict) else data
 
 
-class StreamOptions(_Fields):
+class StreamOptions(Fields):
     """`continuous_usage_stats` alone asks for usage as well."""
 
     include_usage: bool | None = None
@@ -70,7 +70,7 @@ class StreamOptions(_Fields):
         return bool(self.continuous_usage_stats) if self.include_usage is None else self.include_usage
 
 
-class FunctionDefinition(_Fields):
+class FunctionDefinition(Fields):
     model_config = ConfigDict(extra="allow")
 
     name: str = Field(min_length=1)
@@ -78,7 +78,7 @@ class FunctionDefinition(_Fields):
     parameters: JsonObject | None = None
 
 
-class ToolDefinition(_Fields):
+class ToolDefinition(Fields):
     model_config = ConfigDict(extra="allow")
 
     type: Literal["function"] = "function"
@@ -94,11 +94,11 @@ def _checked_tool(tool: JsonObject) -> JsonObject:
 Tool = Annotated[JsonObject, AfterValidator(_checked_tool)]
 
 
-class NamedFunction(_Fields):
+class NamedFunction(Fields):
     name: str
 
 
-class NamedToolChoice(_Fields):
+class NamedToolChoice(Fields):
     type: Literal["function"] = "function"
     function: NamedFunction
 
@@ -113,7 +113,7 @@ ToolChoice = Annotated[
 ]
 
 
-class JsonSchemaFormat(_Fields):
+class JsonSchemaFormat(Fields):
     model_config = ConfigDict(extra="ignore", populate_by_name=True)
 
     name: str = "response"
@@ -121,7 +121,7 @@ class JsonSchemaFormat(_Fields):
     strict: bool | None = None
 
 
-class ResponseFormat(_Fields):
+class ResponseFormat(Fields):
     """`structural_tag` carries fields of its own, which the engine understands."""
 
     model_config = ConfigDict(extra="allow")
@@ -146,7 +146,7 @@ JsonSchema = Annotated[
 ]
 
 
-class StructuredOutputs(_Fields):
+class StructuredOutputs(Fields):
     """vLLM's constraint on the output: exactly one of the six, with options that are passed on."""
 
     model_config = ConfigDict(extra="allow")
@@ -185,7 +185,7 @@ def _checked_request_id(request_id: str) -> str:
     return request_id
 
 
-class GenerationRequest(_Fields):
+class GenerationRequest(Fields):
     """What both routes share. Ranges are vLLM's."""
 
     model: str | None = None
@@ -385,7 +385,7 @@ class CompletionRequest(GenerationRequest):
         return [prompt] if one else list(prompt)
 
 
-class TokenizeRequest(_Fields):
+class TokenizeRequest(Fields):
     """`POST /tokenize`, of a text or of a chat as it would be rendered."""
 
     model: str | None = None
@@ -408,6 +408,6 @@ class TokenizeRequest(_Fields):
         return self
 
 
-class DetokenizeRequest(_Fields):
+class DetokenizeRequest(Fields):
     model: str | None = None
     tokens: TokenIds

@@ -210,3 +210,39 @@ class JsonCodec(Codec):
         if marker in self._syntax.openers:
             return at, Step.DONE
         return end, Step.DROP
+
+
+class ArgumentsSyntax:
+    """The arguments of the one function that may be called, alone: what a JSON schema for them makes of an answer."""
+
+    openers: tuple[str, ...] = ()
+    bare = frozenset("{")
+
+    def __init__(self, function: str) -> None:
+        self.function = function
+
+    def codec(self, opener: str, schemas: Schemas, limits: MarkupLimits) -> "ArgumentsCodec":
+        return ArgumentsCodec(self.function, limits)
+
+
+class ArgumentsCodec(Codec):
+    STATE = {"value": JsonValue, "begun": bool}  # noqa: RUF012
+
+    def __init__(self, function: str, limits: MarkupLimits) -> None:
+        self._function, self._limits = function, limits
+        self.value = JsonValue()
+        self.begun = False
+
+    def read(self, text: str, at: int, last: bool, sink: Sink) -> tuple[int, Step]:
+        if not self.begun:
+            self.begun = True
+            sink.begin(self._function)
+            return at, Step.GO
+        if not sink.active:
+            return at, Step.DONE
+        end, ended = self.value.read(text, at, self._limits.depth)
+        sink.arguments(text[at:end])
+        if not ended:
+            return end, Step.WAIT
+        sink.end()
+        return end, Step.GO

@@ -5,7 +5,6 @@ name in it, what the engine says of itself an `EngineFailed`. What came before a
 own words are repeated, cut and without the keys that it was given.
 """
 
-import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,10 +12,8 @@ import orjson
 
 from proxy.generate.errors import EngineDisconnected, EngineError, EngineFailed, EngineProtocolError
 from proxy.generate.sse import EventSplitter
-from proxy.protocol.generate import JsonObject, Outcome, TokenDelta, TokenLogprob
-
-TOKEN_KEY = re.compile("[0-9]{1,10}")
-TOKEN_ID = re.compile("token_id:([0-9]{1,10})")
+from proxy.protocol.generate import Outcome, TokenDelta
+from proxy.protocol.generated import checked_logprobs, checked_prompt_logprobs, checked_usage, is_count
 
 WORDS_SHOWN = 2000
 ANY_VOCABULARY = 1 << 31
@@ -62,7 +59,7 @@ class AnswerReader:
         try:
             answer = orjson.loads(body)
             self._read(answer, deltas)
-            self.outcome.prompt_logprobs = _prompt_logprobs(answer.get("prompt_logprobs"))
+            self.outcome.prompt_logprobs = checked_prompt_logprobs(answer.get("prompt_logprobs"))
             self.outcome.kv_transfer_params = answer.get("kv_transfer_params")
             if self._unfinished:
                 raise ValueError(f"choice {self._left()} has no finish_reason")
@@ -97,7 +94,7 @@ class AnswerReader:
             stop, logprobs = choice.get("stop_reason"), choice.get("logprobs")
             if stop is not None and type(stop) not in (int, str):
                 raise ValueError("stop_reason is neither a token id nor a string")
-            entries = None if logprobs is None else _logprobs(logprobs, len(ids))
+            entries = None if logprobs is None else checked_logprobs(logprobs, len(ids))
             if finish == "error":
                 deltas.append(TokenDelta(index, ids, entries))
                 raise self._failed("finish_reason error")
@@ -107,10 +104,10 @@ class AnswerReader:
                 self._unfinished.discard(index)
             deltas.append(TokenDelta(index, ids, entries, finish, stop))
         if (usage := event.get("usage")) is not None:
-            self.outcome.usage = _usage(usage)
+            self.outcome.usage = checked_usage(usage)
 
     def _wrong_ids(self, ids: Any) -> str:
-        if type(ids) is list and all(_is_count(i) for i in ids):
+        if type(ids) is list and all(is_count(i) for i in ids):
             return f"token id {max(ids)} is outside the model's vocabulary; does the engine serve the same model?"
         return "token_ids is not a list of token ids"
 
@@ -125,70 +122,6 @@ class AnswerReader:
 
     def _left(self) -> str:
         return ", ".join(map(str, sorted(self._unfinished)))
-
-
-def _expect(condition: bool, otherwise: str) -> None:
-    if not condition:
-        raise ValueError(otherwise)
-
-
-def _is_count(value: Any) -> bool:
-    return type(value) is int and value >= 0
-
-
-def _logprobs(logprobs: Any, ids: int) -> list[TokenLogprob] | None:
-    _expect(type(logprobs) is dict, "logprobs is not an object")
-    entries = logprobs["content"]
-    if entries is None:
-        return None
-    _expect(type(entries) is list, "logprobs.content is not a list")
-    _expect(len(entries) == ids, f"logprobs.content has {len(entries)} entries for {ids} token ids")
-    for entry in entries:
-        _expect(_is_logprob(entry), "logprobs.content has an entry without token_id and logprob")
-        others = entry.get("top_logprobs")
-        are_logprobs = others is None or (type(others) is list and all(map(_is_logprob, others)))
-        _expect(are_logprobs, "logprobs.content has top_logprobs without token_id and logprob")
-    return entries  # type: ignore[no-any-return]
-
-
-def _give_id(entry: Any) -> None:
-    """Older engines write an id as `"token": "token_id:7"`."""
-    if type(entry) is dict and "token_id" not in entry:
-        written = TOKEN_ID.fullmatch(str(entry.get("token")))
-        if written is not None:
-            entry["token_id"] = int(written[1])
-
-
-def _is_logprob(entry: Any) -> bool:
-    _give_id(entry)
-    if type(entry) is not dict or not _is_count(entry.get("token_id")):
-        return False
-    return type(entry.get("logprob")) in (float, int) and (entry.get("rank") is None or _is_count(entry["rank"]))
-
-
-def _prompt_logprobs(prompt_logprobs: Any) -> list[JsonObject | None] | None:
-    """Per prompt token null or `{id: {logprob, ...}}`."""
-    if prompt_logprobs is None:
-        return None
-    _expect(type(prompt_logprobs) is list, "prompt_logprobs is not a list")
-    for entry in prompt_logprobs:
-        _expect(entry is None or type(entry) is dict, "prompt_logprobs has an entry that is neither null nor an object")
-        for token, facts in (entry or {}).items():
-            is_id = TOKEN_KEY.fullmatch(token) is not None
-            is_logprob = type(facts) is dict and type(facts.get("logprob")) in (float, int)
-            _expect(is_id and is_logprob, "prompt_logprobs has an entry without a token id and its logprob")
-    return prompt_logprobs  # type: ignore[no-any-return]
-
-
-def _usage(usage: Any) -> JsonObject:
-    _expect(type(usage) is dict, "usage is not an object")
-    prompt, details = usage.get("prompt_tokens"), usage.get("prompt_tokens_details")
-    _expect(prompt is None or _is_count(prompt), "usage.prompt_tokens is not a number")
-    if details is not None:
-        _expect(type(details) is dict, "usage.prompt_tokens_details is not an object")
-        cached = details.get("cached_tokens")
-        _expect(cached is None or _is_count(cached), "usage.prompt_tokens_details.cached_tokens is not a number")
-    return usage  # type: ignore[no-any-return]
 
 
 def complaint(body: Any) -> tuple[str, str | None]:
