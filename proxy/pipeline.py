@@ -66,11 +66,11 @@ class Writer(Protocol):
 async def encode(model: ServedModel, text: str, size: int, *, special: bool, limited: bool) -> list[int]:
     """The token ids of a text that is not a chat, of a request that has `size` characters. `special`: with what the
     tokenizer puts around a text; `limited`: the text is a prompt, and refused where it cannot fit."""
-    return await _rendered(size, partial(_encode, model, text, None, special=special, limited=limited))
+    return await off_loop(size, partial(_encode, model, text, None, special=special, limited=limited))
 
 
 async def decode(model: ServedModel, token_ids: list[int]) -> str:
-    return await _rendered(len(token_ids), partial(model.tokenizer.prompt.decode, token_ids, skip_special_tokens=False))
+    return await off_loop(len(token_ids), partial(model.tokenizer.prompt.decode, token_ids, skip_special_tokens=False))
 
 
 async def render_messages(model: ServedModel, request: ChatRequest, size: int) -> tuple[list[int], list[JsonObject]]:
@@ -82,10 +82,11 @@ async def render_messages(model: ServedModel, request: ChatRequest, size: int) -
         return _encode(model, text, mark, special=special, limited=limited), content_parts
 
     # A template that a request brought has a second to run, in which nobody else should wait.
-    return await _rendered(size if request.chat_template is None else math.inf, run)
+    return await off_loop(size if request.chat_template is None else math.inf, run)
 
 
-async def _rendered(size: float, run: Callable[[], Rendered]) -> Rendered:
+async def off_loop(size: float, run: Callable[[], Rendered]) -> Rendered:
+    """Runs what blocks for a time that grows with `size`, in a thread where that may be long."""
     if size <= INLINE_CHARACTERS:
         return run()
     return await asyncio.get_running_loop().run_in_executor(RENDERING if size <= GIANT else GIANTS, run)
