@@ -72,11 +72,11 @@ async def encode(model: ServedModel, text: str, size: int, *, special: bool, lim
         _check_length(model, len(text), limited=limited)
         return model.tokenizer.prompt.encode(text, add_special_tokens=special)
 
-    return await _rendered(size, run)
+    return await off_loop(size, run)
 
 
 async def decode(model: ServedModel, token_ids: list[int]) -> str:
-    return await _rendered(len(token_ids), partial(model.tokenizer.prompt.decode, token_ids, skip_special_tokens=False))
+    return await off_loop(len(token_ids), partial(model.tokenizer.prompt.decode, token_ids, skip_special_tokens=False))
 
 
 async def render_messages(model: ServedModel, request: ChatRequest, size: int) -> RenderedChat:
@@ -84,10 +84,11 @@ async def render_messages(model: ServedModel, request: ChatRequest, size: int) -
     check_length = partial(_check_length, model, limited=request.truncate_prompt_tokens is None)
     # A template that a request brought has a second to run, in which nobody else should wait.
     size_or_more = size if request.chat_template is None else math.inf
-    return await _rendered(size_or_more, partial(model.chats.render, request, check_length))
+    return await off_loop(size_or_more, partial(model.chats.render, request, check_length))
 
 
-async def _rendered(size: float, run: Callable[[], Rendered]) -> Rendered:
+async def off_loop(size: float, run: Callable[[], Rendered]) -> Rendered:
+    """Runs what blocks for a time that grows with `size`, in a thread where that may be long."""
     if size <= INLINE_CHARACTERS:
         return run()
     return await asyncio.get_running_loop().run_in_executor(RENDERING if size <= GIANT else GIANTS, run)

@@ -16,7 +16,7 @@ from proxy.api.requests import client_request_id, new_request_id, read_body
 from proxy.api.sse import ClientGone, EventStream
 from proxy.derender.answer import Answer, Head, sse
 from proxy.models import Models, ServedModel
-from proxy.pipeline import Job
+from proxy.pipeline import Job, Writer
 from proxy.protocol.openai import ChatRequest, CompletionRequest, GenerationRequest
 
 CLIENT_CLOSED_REQUEST = 499
@@ -45,19 +45,29 @@ class Generation:
     async def _respond(
         self, request: web.Request, body: GenerationRequest, model: ServedModel, jobs: Sequence[Job], answer: Answer
     ) -> web.StreamResponse:
-        if not body.stream:
-            whole = await pipeline.run(model, jobs, answer, _Nowhere())
-            return web.Response(body=whole, content_type="application/json")
-        headers = {"x-request-id": request[REQUEST_ID]}
-        with EventStream(request, headers, self._keep_alive_interval) as events:
-            try:
-                return await _streamed(events, lambda: pipeline.run(model, jobs, answer, events), request[REQUEST_ID])
-            except ClientGone:
-                return web.Response(status=CLIENT_CLOSED_REQUEST)
-            except asyncio.CancelledError:
-                # The client has gone and hears nothing of this, or the server stops and cannot wait any longer.
-                events.cut(sse(STOPPING.body()))
-                raise
+        def run(writer: Writer) -> Awaitable[bytes]:
+            return pipeline.run(model, jobs, answer, writer)
+
+        return await respond(request, run, self._keep_alive_interval if body.stream else None)
+
+
+async def respond(
+    request: web.Request, run: Callable[[Writer], Awaitable[bytes]], keep_alive_interval: float | None
+) -> web.StreamResponse:
+    """The response that `run` makes, which writes as it goes and returns the bytes that come last; streamed unless
+    `keep_alive_interval` is None."""
+    if keep_alive_interval is None:
+        return web.Response(body=await run(_Nowhere()), content_type="application/json")
+    headers = {"x-request-id": request[REQUEST_ID]}
+    with EventStream(request, headers, keep_alive_interval) as events:
+        try:
+            return await _streamed(events, lambda: run(events), request[REQUEST_ID])
+        except ClientGone:
+            return web.Response(status=CLIENT_CLOSED_REQUEST)
+        except asyncio.CancelledError:
+            # The client has gone and hears nothing of this, or the server stops and cannot wait any longer.
+            events.cut(sse(STOPPING.body()))
+            raise
 
 
 async def _streamed(events: EventStream, run: Callable[[], Awaitable[bytes]], request_id: str) -> web.StreamResponse:

@@ -3,14 +3,17 @@
 The law: the server keeps nothing, so the state holds all that the next call needs, prompt included, in a size that
 depends on neither the prompt's length nor the answer's. It comes back from a client, who may have written anything
 into it: `load` takes only what `dump` can have written. The same state and the same event give the same chunk.
+
+A stream that began on a vLLM server is taken over: its state is replayed once, and what is carried on is ours.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from proxy.derender.answer import Form, Head
-from proxy.derender.choice import LARGEST_COUNT, ChoiceContext, ChoiceStream
+from proxy.derender.choice import LARGEST_COUNT, ChoiceContext, ChoiceStream, Delta
+from proxy.protocol.derender import VllmState
 from proxy.protocol.generate import JsonObject, TokenDelta
 
 CARRIED_VERSION = 1
@@ -18,13 +21,16 @@ CARRIED_VERSION = 1
 
 @dataclass(slots=True)
 class Carried:
-    """`index` is the choice's, None before its first chunk. `prompt` is the prompt's length in tokens, `created` when
-    the first call was, in Unix seconds."""
+    """`created` is when the first call was, in Unix seconds, `prompt` the prompt's length in tokens. `index` is the
+    choice's, None while no call has told it; `opened` says whether the choice's first chunk, with its role, is out.
+    `late` is text that a vLLM server held back and that is to be shown with the next event."""
 
     stream: ChoiceStream
     created: int
     prompt: int
     index: int | None = None
+    opened: bool = False
+    late: str = ""
 
     def dump(self) -> JsonObject:
         return {
@@ -32,6 +38,7 @@ class Carried:
             "created": self.created,
             "prompt": self.prompt,
             "index": self.index,
+            "opened": self.opened,
             "choice": self.stream.dump(),
         }
 
@@ -41,9 +48,39 @@ class Carried:
         if state.get("v") != CARRIED_VERSION:
             raise ValueError(f"its version is not {CARRIED_VERSION}")
         created, prompt, index = (_count(state, key) for key in ("created", "prompt", "index"))
-        if created is None or prompt is None:
-            raise ValueError("created or prompt is missing")
-        return cls(ChoiceStream.load(context, state.get("choice")), created, prompt, index)
+        opened = state.get("opened")
+        if created is None or prompt is None or type(opened) is not bool:
+            raise ValueError("created, prompt or opened is missing")
+        return cls(ChoiceStream.load(context, state.get("choice")), created, prompt, index, opened)
+
+    @classmethod
+    def of_vllm(cls, context: ChoiceContext, state: VllmState, created: int) -> "Carried":
+        """`context` has the prompt, as far as the client sent it. Raises ValueError."""
+        prompt = len(context.prompt_token_ids)
+        if state.output_token_ids:
+            stream = ChoiceStream(context)
+            stream.feed(state.output_token_ids)
+            return cls(stream, created, prompt, opened=state.role_sent)
+        shown, held = (
+            _ids(context, tokens)
+            for tokens in (state.prev_tokens[: state.read_offset], state.prev_tokens[state.read_offset :])
+        )
+        stream = ChoiceStream(replace(context, prompt_token_ids=shown or context.prompt_token_ids))
+        late = stream.feed(held).content
+        counts = {"chars": state.logprob_text_offset + len(late), "tokens": 0}
+        stream = ChoiceStream.load(context, stream.dump() | counts)
+        return cls(stream, created, prompt, opened=state.role_sent or state.logprob_text_offset > 0, late=late)
+
+
+def _ids(context: ChoiceContext, tokens: Sequence[str]) -> list[int]:
+    """Of tokens as the vocabulary writes them; vLLM writes an empty one for an id that means nothing."""
+    ids = []
+    for token in filter(None, tokens):
+        token_id = context.vocabulary.tokenizer.token_to_id(token)
+        if token_id is None:
+            raise ValueError("prev_tokens has a token that the model's tokenizer does not have")
+        ids.append(token_id)
+    return ids
 
 
 def _count(state: JsonObject, key: str) -> int | None:
@@ -64,9 +101,10 @@ def step(carried: Carried, head: Head, form: Form, event: TokenDelta | None) -> 
     }
     if event is None:
         return body
-    parts = []
-    if carried.index is None:
-        carried.index = event.index
+    parts = [form.piece(event.index, Delta(carried.late, ()))] if carried.late else []
+    carried.index = event.index
+    if not carried.opened:
+        carried.opened = True
         parts += form.opening(event.index)
         body |= form.top(None)
     delta = carried.stream.feed(event.token_ids, event.logprobs, event.finish_reason, event.stop_reason)

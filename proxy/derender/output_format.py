@@ -120,8 +120,10 @@ class OutputFormat:
         arguments, or, of the one function `only`, the arguments alone."""
         syntaxes: list[Syntax] = []
         for calls in self.calls:
-            bare = isinstance(calls, JsonCalls) and not calls.open
-            syntaxes.append(JsonSyntax(calls, self.marks, only) if bare else _SYNTAXES[type(calls)](calls, self.marks))
+            if isinstance(calls, JsonCalls) and not calls.open:
+                syntaxes.append(JsonSyntax(calls, self.marks, only))
+            elif not isinstance(calls, Channels):
+                syntaxes.append(_SYNTAXES[type(calls)](calls, self.marks))
         if reads_calls and only is not None:
             syntaxes.append(ArgumentsSyntax(only))
         elif reads_calls and required:

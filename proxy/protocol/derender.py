@@ -6,7 +6,16 @@ checked where it is read, `derender/carried.py`: to this file it is any JSON.
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    field_validator,
+    model_validator,
+)
 
 from proxy.protocol.generate import JsonObject, TokenDelta, TokenLogprob
 from proxy.protocol.generated import checked_logprobs, checked_prompt_logprobs, checked_usage
@@ -94,6 +103,42 @@ class GenerateChunk(_Generated):
         return choices
 
 
+class VllmState(Fields):
+    """The `stream_state` of a vLLM server. A plain stream's is a window of tokens as the vocabulary writes them, of
+    which those from `read_offset` on are not shown yet; a parsed stream's is all ids so far."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    prev_tokens: List[str] = Field(default=[])
+    prefix_offset: Count = 0
+    read_offset: Count = 0
+    role_sent: bool = False
+    logprob_context_token_ids: TokenIds = Field(default=[])
+    logprob_text_offset: Count = 0
+    output_token_ids: TokenIds = Field(default=[])
+    output_chunk_lens: List[Annotated[int, Field(gt=0, strict=True)]] = Field(default=[])
+    tools_streamed: bool = False
+    last_tool_call_ids: List[str] = Field(default=[])
+
+    @model_validator(mode="after")
+    def _adds_up(self) -> Self:
+        if sum(self.output_chunk_lens) != len(self.output_token_ids):
+            raise ValueError("output_chunk_lens do not sum to the number of output_token_ids")
+        if not self.prefix_offset <= self.read_offset <= len(self.prev_tokens):
+            raise ValueError("prefix_offset, read_offset and the number of prev_tokens are not in this order")
+        return self
+
+
+def _whose(state: Any) -> str:
+    return "one of ours" if isinstance(state, dict) and "v" in state else "one of vLLM's"
+
+
+StreamState = Annotated[
+    Annotated[JsonObject, Tag("one of ours")] | Annotated[VllmState, Tag("one of vLLM's")],
+    Discriminator(_whose),
+]
+
+
 class DerenderWhole(Fields):
     """What the whole answers of both routes share."""
 
@@ -107,7 +152,7 @@ class DerenderStep(Fields):
     model: str | None = None
     stream: Literal[True]
     generate_chunk: GenerateChunk
-    stream_state: JsonObject | None = None
+    stream_state: StreamState | None = None
     prompt_tokens: Count | None = None
     prompt_token_ids: TokenIds | None = None
 

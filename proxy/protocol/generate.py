@@ -28,7 +28,8 @@ class GenerateRequest:
     """One prompt for a token engine. `token_ids` are within the model's vocabulary and at least one.
 
     `vocabulary_size` bounds the ids that may come back, where the model's files tell it. The model is not named: an
-    engine has one, under a name of its own.
+    engine has one, under a name of its own. `body` is that of a client who speaks this protocol itself: it goes to the
+    engine as it came.
     """
 
     request_id: str
@@ -40,6 +41,7 @@ class GenerateRequest:
     kv_transfer_params: JsonObject | None = None
     content_parts: list[JsonObject] = field(default_factory=list)
     vocabulary_size: int | None = None
+    body: JsonObject | None = None
 
     @property
     def n(self) -> int:
@@ -47,6 +49,8 @@ class GenerateRequest:
 
     def wire(self) -> JsonObject:
         """The request's JSON; what nobody set is left out, so that the engine's own defaults hold."""
+        if self.body is not None:
+            return {key: value for key, value in self.body.items() if key != "model"} | {"request_id": self.request_id}
         body: JsonObject = {
             "request_id": self.request_id,
             "token_ids": self.token_ids,
@@ -86,8 +90,9 @@ class TokenDelta:
 
 @dataclass(slots=True)
 class Outcome:
-    """What an engine says of the whole request once it is over."""
+    """What an engine says of the whole request once it is over; `answer` is all of it where it came in one piece."""
 
     usage: JsonObject | None = None
     prompt_logprobs: list[JsonObject | None] | None = None
     kv_transfer_params: JsonObject | None = None
+    answer: JsonObject | None = None

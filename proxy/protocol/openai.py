@@ -185,6 +185,9 @@ def _checked_request_id(request_id: str) -> str:
     return request_id
 
 
+RequestIdField = Annotated[str, AfterValidator(_checked_request_id)]
+
+
 class GenerationRequest(Fields):
     """What both routes share. Ranges are vLLM's."""
 
@@ -221,6 +224,7 @@ class GenerationRequest(Fields):
     prompt_logprobs: int | None = Field(None, ge=0)
     return_tokens_as_token_ids: bool | None = None
     return_token_ids: bool | None = None
+    return_token_offsets: bool | None = None
     truncate_prompt_tokens: int | None = Field(None, ge=-1)
     add_special_tokens: bool | None = None
     echo: bool | None = None
@@ -229,7 +233,7 @@ class GenerationRequest(Fields):
     structured_outputs: StructuredOutputs | None = None
 
     priority: int | None = Field(None, ge=-INT64, lt=INT64)
-    request_id: Annotated[str, AfterValidator(_checked_request_id)] | None = None
+    request_id: RequestIdField | None = None
     cache_salt: str | None = Field(None, min_length=1)
     kv_transfer_params: JsonObject | None = None
     vllm_xargs: JsonObject | None = None

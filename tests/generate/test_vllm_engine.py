@@ -236,7 +236,7 @@ async def test_a_whole_answer_comes_as_one_batch() -> None:
     got, _ = await generated(answers("200 OK", json.dumps(body).encode(), JSON), request(n=2, stream=False))
 
     assert got.batches == [[TokenDelta(0, [1, 2], None, "stop", 2), TokenDelta(1, [3], None, "length")]]
-    assert got.outcome == Outcome({"prompt_tokens": 3}, body["prompt_logprobs"], {"remote_host": "a"})
+    assert got.outcome == Outcome({"prompt_tokens": 3}, body["prompt_logprobs"], {"remote_host": "a"}, body)
 
 
 # What is not the protocol

@@ -59,6 +59,7 @@ class AnswerReader:
         try:
             answer = orjson.loads(body)
             self._read(answer, deltas)
+            self.outcome.answer = answer
             self.outcome.prompt_logprobs = checked_prompt_logprobs(answer.get("prompt_logprobs"))
             self.outcome.kv_transfer_params = answer.get("kv_transfer_params")
             if self._unfinished:
