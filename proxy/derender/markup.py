@@ -253,17 +253,19 @@ class Markup:
 
     def _content(self, text: str, at: int, last: bool) -> tuple[int, bool]:
         rules = self._rules
+        start, marker = rules.in_content.find(text, at, last)
         if self.fresh:
             end = skip_space(text, at)
+            is_bare = end < len(text) and text[end] in rules.bare_firsts and start != end
+            end = end if is_bare else min(end, start)  # a marker may begin with white space
             self._space += text[at:end]
             at = end
             if len(self._space) > LONGEST_SPACE:
                 self._show("")
-            if at < len(text) and text[at] in rules.bare_firsts:
+            if is_bare:
                 numbers = tuple(n for n in rules.bare if text[at] in rules.syntaxes[n].bare)
                 self._attempt("", numbers)
                 return at, True
-        start, marker = rules.in_content.find(text, at, last)
         if start > at:
             self._show(text[at:start])
         if marker is None:
