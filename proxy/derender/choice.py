@@ -209,7 +209,7 @@ class ChoiceStream:
                     reader.finish(found, finish_reason == "stop")
             if matcher is None:
                 continue
-            passed = matcher.feed("".join(found.content), armed=number >= unarmed)
+            passed = matcher.feed("".join(found.content), armed=min(number, len(pieces) - 1) >= unarmed)
             found.content.clear()
             content.append(passed.text)
             if passed.stop is not None:

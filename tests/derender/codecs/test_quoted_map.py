@@ -108,7 +108,7 @@ def test_a_marker_in_prose_stays_prose(declaration: QuotedMapCalls, text: str) -
         ("«call:lamp{level:}", '{"level": ', "}"),
         ("«call:lamp{tags:[1,2}", '{"tags": [1, 2', "}"),
         ("«call:lamp{tags:[1[", '{"tags": [1', "["),
-        ("«call:lamp{~room~ 4}", '{"room": ', " 4}"),
+        ("«call:lamp{~room~ 4}", '{"room": ', "4}"),
         ("«call:lamp{" + "k" * 600, "", "k" * 600),
     ],
 )
