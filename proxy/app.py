@@ -22,7 +22,8 @@ from proxy.generate.engines.vllm import VllmEngine
 from proxy.generate.pool import Pool
 from proxy.model_files import ModelFiles, load_model_files
 from proxy.models import Models, ServedModel, TokenizerParts
-from proxy.render.chat_template import RESERVED_VARIABLES, ChatTemplates
+from proxy.render.chat_template import RESERVED_VARIABLES
+from proxy.render.renderer import ChatSettings
 from proxy.render.sampling import Limits, SamplingDefaults
 
 logger = logging.getLogger("proxy")
@@ -56,19 +57,26 @@ class ModelLoader:
 
     def __init__(self) -> None:
         self._files: dict[tuple[str | None, ...], ModelFiles] = {}
-        self._tokenizers: dict[str, TokenizerParts] = {}
+        self._tokenizers: dict[object, TokenizerParts] = {}
 
     def load(self, config: ModelConfig, pool: Pool) -> ServedModel:
         """Raises `CannotStart`."""
         files = self._read(config)
-        parts = self._tokenizers.get(files.tokenizer_json)
+        source = files.tokenizer_json or files.tekken
+        parts = self._tokenizers.get(source)
         if parts is None:
-            parts = self._tokenizers[files.tokenizer_json] = TokenizerParts.of(files)
+            parts = self._tokenizers[source] = TokenizerParts.of(files)
         if reserved := RESERVED_VARIABLES & config.default_chat_template_kwargs.keys():
             raise CannotStart(f"default_chat_template_kwargs may not set {', '.join(sorted(reserved))}")
         try:
-            templates = ChatTemplates(
-                files.chat_templates, files.special_tokens, trusted=config.trust_request_chat_template
+            chats = parts.renderer(
+                ChatSettings(
+                    files.chat_templates,
+                    files.special_tokens,
+                    config.default_chat_template_kwargs,
+                    trust_request_chat_template=config.trust_request_chat_template,
+                    split_special_tokens=config.split_special_tokens,
+                )
             )
             defaults = SamplingDefaults.of(
                 files.generation_config if config.generation_config == "auto" else {}, config.override_generation_config
@@ -84,11 +92,8 @@ class ModelLoader:
             created=int(time.time()),
             pool=pool,
             tokenizer=parts,
-            templates=templates,
-            has_chat_template=bool(files.chat_templates),
-            default_chat_template_kwargs=config.default_chat_template_kwargs,
-            split_special_tokens=config.split_special_tokens,
-            eos_token_ids=files.eos_token_ids.intersection(ids),
+            chats=chats,
+            eos_token_ids=(files.eos_token_ids | parts.eos_token_ids).intersection(ids),
             limits=Limits(
                 vocabulary_size=size,
                 engine_vocabulary_size=None if files.vocab_size is None else len(ids),
@@ -101,7 +106,7 @@ class ModelLoader:
         )
 
     def _read(self, config: ModelConfig) -> ModelFiles:
-        place = (config.model, config.revision, config.chat_template, config.tokenizer)
+        place = (config.model, config.revision, config.chat_template, config.tokenizer, config.tokenizer_mode)
         if place not in self._files:
             try:
                 self._files[place] = load_model_files(
@@ -109,6 +114,7 @@ class ModelLoader:
                     revision=config.revision,
                     chat_template=config.chat_template,
                     tokenizer=config.tokenizer,
+                    tokenizer_mode=config.tokenizer_mode,
                 )
             except (TypeError, ValueError, ArithmeticError, AttributeError, LookupError, RecursionError) as error:
                 raise CannotStart(f"{config.model}: its files are not as expected: {error}") from error
@@ -160,9 +166,8 @@ async def check(config: Config) -> list[str]:
             aliases = f" (also {', '.join(model.names[1:])})" if len(model.names) > 1 else ""
             length = model.limits.max_model_len
             context = f"{length} tokens of context" if length else "context length unknown, the engine decides"
-            chat = "chat template" if model.has_chat_template else "no chat template, completions only"
             lines.append(f"model {model.name}{aliases}: {model.root}, pool {its.pool}")
-            lines.append(f"  vocabulary of {model.limits.vocabulary_size}, {context}, {chat}")
+            lines.append(f"  vocabulary of {model.limits.vocabulary_size}, {context}, {model.chats.description}")
         for name, pool in config.pools.items():
             lines.append(f"pool {name}: {pool.policy}")
             lines.extend(f"  {engine.protocol} engine {engine.url}" for engine in pool.engines)

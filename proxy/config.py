@@ -132,6 +132,11 @@ class ModelConfig(_Section):
     tokenizer: Name | None = None
     """A directory, Hub id or `.gguf` file to take the tokenizer and the chat template from, instead of `model`."""
 
+    tokenizer_mode: Literal["auto", "hf", "mistral"] = "auto"
+    """Which file the tokenizer is: `hf` takes `tokenizer.json`, `mistral` takes `tekken.json` and renders chats with
+    mistral-common (the extra `mistral`), without a chat template. `auto` takes the one that is there; of both
+    `tekken.json`, where there is no chat template and mistral-common is installed."""
+
     revision: Name | None = None
     """Branch, tag or commit of `model` on the Hub; `tokenizer` always comes from its default branch."""
 

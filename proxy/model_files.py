@@ -10,9 +10,10 @@ import json
 import math
 import mmap
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import huggingface_hub
 
@@ -22,9 +23,11 @@ from proxy.render.gguf import read_gguf
 
 _SMALL_FILES = (
     "tokenizer.json",
+    "tekken.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
     "config.json",
+    "params.json",
     "generation_config.json",
     "chat_template.jinja",
     "chat_template.json",
@@ -47,6 +50,9 @@ _LENGTH_KEYS = (
 _SANE_LENGTH = 10**9
 
 
+TokenizerMode: TypeAlias = Literal["auto", "hf", "mistral"]
+
+
 class ModelFilesError(CannotStart):
     """A model whose files are missing, unreachable or broken. The message says which, and what to do."""
 
@@ -55,14 +61,17 @@ class ModelFilesError(CannotStart):
 class ModelFiles:
     """What render and derender need of a model.
 
-    `name` is what was asked for, for messages. `chat_templates` is by name, `default` and perhaps others such as
-    `tool_use`; empty for a base model. `special_tokens` are the strings that a template may use, by name (`bos_token`),
-    and the list `additional_special_tokens`. `eos_token_ids` is the union of what all files call an end of sequence.
-    `vocab_size` is that of the weights, which may be larger than the tokenizer's.
+    `name` is what was asked for, for messages. The tokenizer is either the text of a `tokenizer.json` or the path of a
+    `tekken.json`, which mistral-common reads itself; the other is None. `chat_templates` is by name, `default` and
+    perhaps others such as `tool_use`; empty for a base model. `special_tokens` are the strings that a template may use,
+    by name (`bos_token`), and the list `additional_special_tokens`. `eos_token_ids` is the union of what all files but
+    a `tekken.json` call an end of sequence. `vocab_size` is that of the weights, which may be larger than the
+    tokenizer's.
     """
 
     name: str
-    tokenizer_json: str
+    tokenizer_json: str | None
+    tekken: Path | None
     chat_templates: dict[str, str]
     special_tokens: dict[str, Any]
     generation_config: JsonObject
@@ -76,6 +85,7 @@ class _Text:
     """What belongs to a tokenizer, and moves with it when a model borrows another's."""
 
     tokenizer_json: str | None
+    tekken: Path | None
     chat_templates: dict[str, str]
     special_tokens: dict[str, Any]
     eos_token_ids: frozenset[int]
@@ -93,12 +103,18 @@ class _Weights:
 
 
 def load_model_files(
-    model: str, *, revision: str | None = None, chat_template: str | None = None, tokenizer: str | None = None
+    model: str,
+    *,
+    revision: str | None = None,
+    chat_template: str | None = None,
+    tokenizer: str | None = None,
+    tokenizer_mode: TokenizerMode = "auto",
 ) -> ModelFiles:
     """The files of `model`: a directory, a Hub id (at `revision`), a `.gguf` file, or `embedded`.
 
     `tokenizer` is another such source, for the tokenizer, its special tokens and its templates; `chat_template` is the
-    path or the text of a template that replaces all others. Raises ModelFilesError.
+    path or the text of a template that replaces all others; `tokenizer_mode` says which tokenizer of several it is.
+    Raises ModelFilesError.
     """
     given = {} if chat_template is None else {"default": _given_template(chat_template)}
     place = _locate(model, revision)
@@ -107,19 +123,39 @@ def load_model_files(
     if tokenizer is not None:
         place = _locate(tokenizer, None)
         text, _ = _read(place)
-    if text.tokenizer_json is None:
+    templates = given or text.chat_templates or own.chat_templates
+    if _takes_tekken(tokenizer_mode, text, templates):
+        if text.tekken is None:
+            raise ModelFilesError(f"{tokenizer or model}: has no tekken.json, which tokenizer_mode mistral needs")
+        if given:
+            raise ModelFilesError(
+                "chat_template: has no meaning for a tekken.json, whose chats mistral-common renders; leave it out, "
+                "or take a tokenizer.json with `tokenizer` or `tokenizer_mode: hf`"
+            )
+        text, templates = replace(text, tokenizer_json=None), {}
+    elif text.tokenizer_json is None:
         raise ModelFilesError(_no_tokenizer(tokenizer or model, place))
+    else:
+        text = replace(text, tekken=None)
     lengths = [length for length in (weights.max_model_len, text.max_model_len) if length is not None]
     return ModelFiles(
         name=model,
         tokenizer_json=text.tokenizer_json,
-        chat_templates=given or text.chat_templates or own.chat_templates,
+        tekken=text.tekken,
+        chat_templates=templates,
         special_tokens=text.special_tokens,
         generation_config=weights.generation_config,
         eos_token_ids=weights.eos_token_ids | text.eos_token_ids,
         max_model_len=min(lengths, default=None),
         vocab_size=weights.vocab_size,
     )
+
+
+def _takes_tekken(mode: TokenizerMode, text: _Text, templates: dict[str, str]) -> bool:
+    """Of both files `auto` takes the one that can render chats, which tokenizer.json can with a template only."""
+    if mode != "auto" or text.tekken is None:
+        return mode == "mistral"
+    return text.tokenizer_json is None or (not templates and find_spec("mistral_common") is not None)
 
 
 def _given_template(template: str) -> str:
@@ -171,7 +207,7 @@ def _from_hub(model: str, revision: str | None) -> Path:
 def _no_tokenizer(model: str, folder: Path) -> str:
     found = sorted(entry.name for entry in folder.iterdir())
     if "tekken.json" in found:
-        advice = "tekken.json comes with the extra [mistral] in a later version"
+        advice = "leave `tokenizer_mode` out to take tekken.json"
     elif "tokenizer.model" in found:
         advice = (
             "convert tokenizer.model with transformers, AutoTokenizer.from_pretrained(...).save_pretrained(...), "
@@ -198,6 +234,7 @@ def _read_gguf_file(path: Path) -> tuple[_Text, _Weights]:
     named = {"bos_token": gguf.bos_token, "eos_token": gguf.eos_token}
     text = _Text(
         tokenizer_json=gguf.tokenizer_json,
+        tekken=None,
         chat_templates={"default": gguf.chat_template} if gguf.chat_template else {},
         special_tokens={name: token for name, token in named.items() if token is not None},
         eos_token_ids=frozenset(end for end in (gguf.eos_token_id, gguf.eot_token_id) if end is not None),
@@ -213,6 +250,7 @@ def _read_folder(folder: Path) -> tuple[_Text, _Weights]:
 def _folder_weights(folder: Path) -> _Weights:
     generation = _json_object(folder / "generation_config.json")
     config = _json_object(folder / "config.json")
+    params = _mistral_params(_json_object(folder / "params.json"))
     inner = config.get("text_config")
     text_config: JsonObject = inner if isinstance(inner, dict) else {}
     sources = [
@@ -225,9 +263,18 @@ def _folder_weights(folder: Path) -> _Weights:
         eos_token_ids=frozenset(
             token_id for path, values in sources for token_id in _ids(path, values, "eos_token_id")
         ),
-        max_model_len=_context_length(text_config) or _context_length(config),
-        vocab_size=_vocab_size(text_config) or _vocab_size(config),
+        max_model_len=_context_length(text_config) or _context_length(config) or _context_length(params),
+        vocab_size=_vocab_size(text_config) or _vocab_size(config) or _vocab_size(params),
     )
+
+
+def _mistral_params(params: JsonObject) -> JsonObject:
+    """Mistral's own params.json with the names and the default that vLLM gives it; empty where there is none."""
+    if not params:
+        return {}
+    yarn = params.get("yarn")
+    rope = {"rope_parameters": {**yarn, "rope_type": "yarn"}} if isinstance(yarn, dict) else {}
+    return {"max_position_embeddings": 128_000, **params, **rope}
 
 
 def _ids(path: Path, values: JsonObject, key: str) -> list[int]:
@@ -269,13 +316,14 @@ def _context_length(config: JsonObject) -> int | None:
 def _folder_text(folder: Path) -> _Text:
     config = _json_object(folder / "tokenizer_config.json")
     special_tokens = _special_tokens(config, _json_object(folder / "special_tokens_map.json"))
-    path = folder / "tokenizer.json"
+    path, tekken = folder / "tokenizer.json", folder / "tekken.json"
     tokenizer_json = _read_text(path) if path.is_file() else None
     tokenizer = {} if tokenizer_json is None else _parsed_object(path, tokenizer_json)
     eos = _token_id(tokenizer, special_tokens.get("eos_token"))
     length = config.get("model_max_length")
     return _Text(
         tokenizer_json=tokenizer_json,
+        tekken=tekken if tekken.is_file() else None,
         chat_templates=_chat_templates(folder, config),
         special_tokens=special_tokens,
         eos_token_ids=frozenset() if eos is None else frozenset({eos}),

@@ -4,9 +4,9 @@ Built once, from files that `model_files.py` has read; nothing here changes whil
 same files share their tokenizer.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
 
 from tokenizers import Tokenizer
 
@@ -14,28 +14,55 @@ from proxy.derender.vocabulary import Vocabulary
 from proxy.generate.pool import Pool
 from proxy.model_files import ModelFiles, ModelFilesError
 from proxy.protocol.errors import BadRequest, NotFound
-from proxy.render.chat_template import ChatTemplates
 from proxy.render.escaping import SpecialTextEscaper
+from proxy.render.renderer import ChatRenderer, ChatSettings, TemplateRenderer, TextTokenizer
 from proxy.render.sampling import Limits, SamplingDefaults
 from proxy.render.tokenizer import PromptTokenizer
 
 
 @dataclass(frozen=True, slots=True)
 class TokenizerParts:
-    """What is made of one tokenizer.json."""
+    """What is made of one tokenizer.json or tekken.json.
 
-    prompt: PromptTokenizer
+    `renderer` makes what renders a model's chats, and raises ValueError for settings that cannot be. `eos_token_ids`
+    are those that the tokenizer knows of and no other file.
+    """
+
+    prompt: TextTokenizer
     vocabulary: Vocabulary
-    escaper: SpecialTextEscaper
+    renderer: Callable[[ChatSettings], ChatRenderer]
+    eos_token_ids: frozenset[int] = frozenset()
 
     @classmethod
     def of(cls, files: ModelFiles) -> "TokenizerParts":
+        """Raises ModelFilesError."""
+        if files.tokenizer_json is None:
+            return cls._of_tekken(files)
         try:
             tokenizer = Tokenizer.from_str(files.tokenizer_json)
         except Exception as error:  # the library raises plain Exception
             raise ModelFilesError(f"{files.name}: tokenizer.json cannot be loaded: {error}") from error
-        vocabulary = Vocabulary(tokenizer)
-        return cls(PromptTokenizer(tokenizer), vocabulary, SpecialTextEscaper(vocabulary.special_texts))
+        vocabulary = Vocabulary.of_tokenizer(tokenizer)
+        prompt, escaper = PromptTokenizer(tokenizer), SpecialTextEscaper(vocabulary.special_texts)
+        return cls(prompt, vocabulary, partial(TemplateRenderer, prompt, escaper))
+
+    @classmethod
+    def _of_tekken(cls, files: ModelFiles) -> "TokenizerParts":
+        try:
+            from proxy.render.mistral import MistralRenderer, TekkenTokenizer  # its package is an extra
+        except ImportError as error:
+            advice = "pip install 'derender-proxy[mistral]'"
+            raise ModelFilesError(
+                f"{files.name}: tekken.json needs the package mistral-common ({error}): {advice}"
+            ) from error
+        try:
+            tokenizer = TekkenTokenizer(str(files.tekken))
+        except Exception as error:  # of the package's own, of JSON, and bare assertions
+            reason = str(error) or type(error).__name__
+            raise ModelFilesError(f"{files.name}: tekken.json cannot be loaded: {reason}") from error
+        vocabulary = Vocabulary.of_table(tokenizer.tokens, tokenizer.special_texts)
+        eos = frozenset({tokenizer.eos_token_id})
+        return cls(tokenizer, vocabulary, partial(MistralRenderer, tokenizer), eos)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +74,7 @@ class ServedModel:
     created: int
     pool: Pool
     tokenizer: TokenizerParts
-    templates: ChatTemplates
-    has_chat_template: bool
-    default_chat_template_kwargs: Mapping[str, Any]
-    split_special_tokens: bool
+    chats: ChatRenderer
     eos_token_ids: frozenset[int]
     limits: Limits
     defaults: SamplingDefaults

@@ -24,8 +24,8 @@ from proxy.models import ServedModel
 from proxy.protocol.errors import BadRequest
 from proxy.protocol.generate import GenerateRequest, JsonObject, Outcome, TokenDelta
 from proxy.protocol.openai import ChatRequest, CompletionRequest, GenerationRequest
-from proxy.render.escaping import Escaped
 from proxy.render.messages import normalise
+from proxy.render.renderer import RenderedChat
 from proxy.render.sampling import check_prompt_length, check_text_length, check_token_ids, sampling_params, truncated
 from proxy.render.structured_outputs import structured_outputs
 
@@ -66,23 +66,24 @@ class Writer(Protocol):
 async def encode(model: ServedModel, text: str, size: int, *, special: bool, limited: bool) -> list[int]:
     """The token ids of a text that is not a chat, of a request that has `size` characters. `special`: with what the
     tokenizer puts around a text; `limited`: the text is a prompt, and refused where it cannot fit."""
-    return await off_loop(size, partial(_encode, model, text, None, special=special, limited=limited))
+
+    def run() -> list[int]:
+        _check_length(model, len(text), limited=limited)
+        return model.tokenizer.prompt.encode(text, add_special_tokens=special)
+
+    return await off_loop(size, run)
 
 
 async def decode(model: ServedModel, token_ids: list[int]) -> str:
     return await off_loop(len(token_ids), partial(model.tokenizer.prompt.decode, token_ids, skip_special_tokens=False))
 
 
-async def render_messages(model: ServedModel, request: ChatRequest, size: int) -> tuple[list[int], list[JsonObject]]:
-    """The ids of a conversation, and the parts of it that only the engine can read. `size`: the request, in bytes."""
-
-    def run() -> tuple[list[int], list[JsonObject]]:
-        text, mark, content_parts = _prompt_text(model, request)
-        special, limited = bool(request.add_special_tokens), request.truncate_prompt_tokens is None
-        return _encode(model, text, mark, special=special, limited=limited), content_parts
-
+async def render_messages(model: ServedModel, request: ChatRequest, size: int) -> RenderedChat:
+    """`size`: the request, in bytes."""
+    check_length = partial(_check_length, model, limited=request.truncate_prompt_tokens is None)
     # A template that a request brought has a second to run, in which nobody else should wait.
-    return await off_loop(size if request.chat_template is None else math.inf, run)
+    size_or_more = size if request.chat_template is None else math.inf
+    return await off_loop(size_or_more, partial(model.chats.render, request, check_length))
 
 
 async def off_loop(size: float, run: Callable[[], Rendered]) -> Rendered:
@@ -92,56 +93,19 @@ async def off_loop(size: float, run: Callable[[], Rendered]) -> Rendered:
     return await asyncio.get_running_loop().run_in_executor(RENDERING if size <= GIANT else GIANTS, run)
 
 
-def _encode(model: ServedModel, text: str, mark: str | None, *, special: bool, limited: bool) -> list[int]:
-    """`mark` as `escaping.py` left it."""
-    if len(text) > LARGEST_TEXT:
-        raise BadRequest(f"the text has {len(text)} characters; at most {LARGEST_TEXT} are tokenized")
+def _check_length(model: ServedModel, characters: int, *, limited: bool) -> None:
+    if characters > LARGEST_TEXT:
+        raise BadRequest(f"the text has {characters} characters; at most {LARGEST_TEXT} are tokenized")
     if limited:
-        check_text_length(len(text), model.limits)
-    tokenizer = model.tokenizer.prompt
-    try:
-        if mark is None:
-            return tokenizer.encode(text, add_special_tokens=special)
-        return tokenizer.encode_marked(text, mark, add_special_tokens=special)
-    except TypeError:  # what the library says to half of a surrogate pair, which JSON inside a string can bring
-        if text.isascii() or not any("\ud800" <= character <= "\udfff" for character in text):
-            raise
-        raise BadRequest("the prompt holds half of a surrogate pair (\\ud800 to \\udfff); remove it") from None
-
-
-def _prompt_text(model: ServedModel, request: ChatRequest) -> tuple[str, str | None, list[JsonObject]]:
-    """The conversation as the template writes it, the mark in what users wrote, and the parts that are not text."""
-    template = model.templates.select(request.chat_template, request.tools)
-    normal = normalise(
-        request.messages, content_format=template.content_format, knows_developer=template.knows_developer
-    )
-    variables = dict(request.chat_template_kwargs or {})
-    if request.reasoning_effort is not None:
-        variables["reasoning_effort"] = request.reasoning_effort
-    given = Escaped(normal.messages, request.tools, request.documents, None, variables)
-    if model.split_special_tokens:
-        try:
-            given = model.tokenizer.escaper.escape(normal.messages, request.tools, request.documents, variables)
-        except RecursionError:
-            raise BadRequest("the arguments of a tool call are nested too deeply", param="messages") from None
-    text = model.templates.render(
-        given.messages,
-        tools=given.tools,
-        documents=given.documents,
-        template=request.chat_template,
-        add_generation_prompt=request.generation_prompt,
-        continue_final_message=bool(request.continue_final_message),
-        kwargs={**model.default_chat_template_kwargs, **(given.variables or {})},
-    )
-    return text, given.mark, [dict(part) for part in normal.content_parts]
+        check_text_length(characters, model.limits)
 
 
 async def render_chat(model: ServedModel, request: ChatRequest, request_id: str, size: int) -> Job:
     """Raises `ApiError` for whatever cannot be asked of this model. `size` is the request's, in bytes."""
     request.check()
-    token_ids, content_parts = await render_messages(model, request, size)
-    job = _job(model, request, token_ids, request_id)
-    return replace(job, request=replace(job.request, content_parts=content_parts))
+    chat = await render_messages(model, request, size)
+    job = _job(model, request, chat.token_ids, request_id)
+    return replace(job, request=replace(job.request, content_parts=chat.content_parts))
 
 
 async def render_completion(model: ServedModel, request: CompletionRequest, request_id: str) -> list[Job]:

@@ -419,7 +419,7 @@ def test_a_source_that_is_none_is_refused(model: str, message: str) -> None:
     ("others", "found", "advice"),
     [
         ([], "nothing", "name a source that has one with `tokenizer`"),
-        (["tekken.json", "config.json"], "config.json, tekken.json", "tekken.json comes with the extra [mistral]"),
+        (["config.json", "params.json"], "config.json, params.json", "name a source that has one with `tokenizer`"),
         (["tokenizer.model"], "tokenizer.model", "convert tokenizer.model with transformers"),
         (["m.gguf"], "m.gguf", "give the path of the .gguf file itself"),
     ],

@@ -58,7 +58,7 @@ class Service:
         else:
             chat = ChatRequest.model_validate(body.model_dump(exclude_unset=True))
             chat.check()
-            ids, _ = await pipeline.render_messages(model, chat, len(await request.read()))
+            ids = (await pipeline.render_messages(model, chat, len(await request.read()))).token_ids
         strings = model.tokenizer.prompt.token_strings(ids) if body.return_token_strs else None
         return _json(
             {

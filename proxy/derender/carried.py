@@ -43,40 +43,42 @@ class Carried:
         }
 
     @classmethod
-    def load(cls, context: ChoiceContext, state: JsonObject) -> "Carried":
-        """Raises ValueError that says what is wrong with the state."""
+    def load(cls, context: ChoiceContext, state: JsonObject, name: str) -> "Carried":
+        """`name` as for `ChoiceStream`. Raises ValueError that says what is wrong with the state."""
         if state.get("v") != CARRIED_VERSION:
             raise ValueError(f"its version is not {CARRIED_VERSION}")
         created, prompt, index = (_count(state, key) for key in ("created", "prompt", "index"))
         opened = state.get("opened")
         if created is None or prompt is None or type(opened) is not bool:
             raise ValueError("created, prompt or opened is missing")
-        return cls(ChoiceStream.load(context, state.get("choice")), created, prompt, index, opened)
+        return cls(ChoiceStream.load(context, state.get("choice"), name), created, prompt, index, opened)
 
     @classmethod
-    def of_vllm(cls, context: ChoiceContext, state: VllmState, created: int) -> "Carried":
+    def of_vllm(cls, context: ChoiceContext, state: VllmState, created: int, name: str) -> "Carried":
         """`context` has the prompt, as far as the client sent it. Raises ValueError."""
         prompt = len(context.prompt_token_ids)
         if state.output_token_ids:
-            stream = ChoiceStream(context)
+            stream = ChoiceStream(context, name)
             stream.feed(state.output_token_ids)
             return cls(stream, created, prompt, opened=state.role_sent)
         shown, held = (
             _ids(context, tokens)
             for tokens in (state.prev_tokens[: state.read_offset], state.prev_tokens[state.read_offset :])
         )
-        stream = ChoiceStream(replace(context, prompt_token_ids=shown or context.prompt_token_ids))
+        stream = ChoiceStream(replace(context, prompt_token_ids=shown or context.prompt_token_ids), name)
         late = stream.feed(held).content
         counts = {"chars": state.logprob_text_offset + len(late), "tokens": 0}
-        stream = ChoiceStream.load(context, stream.dump() | counts)
+        stream = ChoiceStream.load(context, stream.dump() | counts, name)
         return cls(stream, created, prompt, opened=state.role_sent or state.logprob_text_offset > 0, late=late)
 
 
 def _ids(context: ChoiceContext, tokens: Sequence[str]) -> list[int]:
     """Of tokens as the vocabulary writes them; vLLM writes an empty one for an id that means nothing."""
-    ids = []
+    tokenizer, ids = context.vocabulary.tokenizer, []
+    if tokenizer is None:
+        raise ValueError("prev_tokens cannot be read: the model's tokenizer does not write tokens as vLLM does")
     for token in filter(None, tokens):
-        token_id = context.vocabulary.tokenizer.token_to_id(token)
+        token_id = tokenizer.token_to_id(token)
         if token_id is None:
             raise ValueError("prev_tokens has a token that the model's tokenizer does not have")
         ids.append(token_id)

@@ -4,8 +4,8 @@ The law: everything that derendering has to remember about one output sequence l
 ids and gives deltas; it does no I/O, knows no clock and no HTTP, and its cost per token does not depend on how many
 came before. The concatenated deltas do not depend on how the ids were grouped, nor on `dump` and `load` in between.
 
-The way of a token: `Decoder` -> markup (to come: the syntaxes that fill `Delta.reasoning` and `tool_calls`) ->
-`StopMatcher`, on content only -> `Delta`.
+The way of a token: `Decoder` -> `Reader` (the markup machine, where the model's format has one) -> `StopMatcher`, on
+content only -> `Delta`.
 """
 
 from collections.abc import Sequence
@@ -14,12 +14,14 @@ from itertools import accumulate
 from typing import Any
 
 from proxy.derender.detokenizer import decoder_for
+from proxy.derender.markup import Found, Reader
+from proxy.derender.output_format import MarkupPlan
 from proxy.derender.stop import StopMatcher, StopRule
 from proxy.derender.vocabulary import Vocabulary
 from proxy.protocol.generate import TokenLogprob
 
-STATE_VERSION = 1
-STATE_KEYS = {"v", "decoder", "held", "end", "chars", "tokens", "finish"}
+STATE_VERSION = 2
+STATE_KEYS = {"v", "decoder", "markup", "held", "end", "chars", "tokens", "finish"}
 LARGEST_COUNT = 1 << 53
 
 
@@ -28,7 +30,9 @@ class ChoiceContext:
     """What is constant over a request and shared by its choices.
 
     `end_token_ids` end a generation (EOS unless `ignore_eos`, and the request's `stop_token_ids`); of them
-    `stop_token_ids` are those that the request named, which a response reports as `stop_reason`.
+    `stop_token_ids` are those that the request named, which a response reports as `stop_reason`. Without `markup` all
+    of the output is content. `include_reasoning` false drops the reasoning, and what would tell of it: the ids and
+    log probabilities of its tokens. `forced_function`: calls are what was asked for, and end with `stop`.
     """
 
     vocabulary: Vocabulary
@@ -40,6 +44,9 @@ class ChoiceContext:
     min_tokens: int = 0
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
+    markup: MarkupPlan | None = None
+    include_reasoning: bool = True
+    forced_function: bool = False
 
 
 @dataclass(slots=True)
@@ -54,8 +61,9 @@ class ToolCallDelta:
 
 @dataclass(slots=True)
 class Delta:
-    """What one `feed` adds to a choice. `token_ids` and `logprobs` are of the tokens it counted, `offsets` where each
-    of those begins in the decoded text, in characters. `finish_reason` comes once, with the last delta."""
+    """What one `feed` adds to a choice. `token_ids` and `logprobs` are of the tokens it counted, those of hidden
+    reasoning left out, `offsets` where each of those begins in the decoded text, in characters, where there is no
+    markup. `finish_reason` comes once, with the last delta."""
 
     content: str
     token_ids: Sequence[int]
@@ -70,9 +78,10 @@ class Delta:
 class ChoiceStream:
     """See the module. `tokens` counts the ids consumed so far: those after the end of a stop string are not."""
 
-    __slots__ = ("_chars", "_context", "_decoder", "_end", "_stop", "finish_reason", "tokens")
+    __slots__ = ("_chars", "_context", "_decoder", "_end", "_marks", "_reader", "_stop", "finish_reason", "tokens")
 
-    def __init__(self, context: ChoiceContext) -> None:
+    def __init__(self, context: ChoiceContext, name: str = "") -> None:
+        """`name` tells the choice from all others there ever are; the ids of its tool calls are made from it."""
         self._context = context
         self._decoder = decoder_for(
             context.vocabulary,
@@ -80,6 +89,8 @@ class ChoiceStream:
             skip_special_tokens=context.skip_special_tokens,
             spaces_between_special_tokens=context.spaces_between_special_tokens,
         )
+        self._reader: Reader | None = context.markup.reader(name) if context.markup else None
+        self._marks: dict[int, str] = context.markup.marks.by_id if context.markup else {}
         self._stop = StopMatcher(context.stop) if context.stop else None
         self._end: int | None = None  # an end token that came last and is not shown until it is known to be text
         self._chars = 0
@@ -99,34 +110,39 @@ class ChoiceStream:
             return Delta("", ())
         if finish_reason == "stop" and stop_reason is None:  # not every engine says at which id it stopped
             stop_reason = token_ids[-1] if token_ids else self._end
-        text, late, pieces = self._decode(token_ids, finish_reason, stop_reason)
-        offsets = None
-        if logprobs is not None:
-            offsets = list(accumulate(map(len, pieces[:-1]), initial=self._chars + late)) if pieces else []
-        self._chars += len(text)
-        delta = Delta(text, token_ids, logprobs=logprobs, offsets=offsets)
-        if self._stop is not None:
-            self._cut_at_stop(self._stop, delta, late, pieces, last=finish_reason is not None)
-        self.tokens += len(delta.token_ids)
+        late, pieces, tail = self._decode(token_ids, finish_reason, stop_reason)
+        delta = Delta("", token_ids, logprobs=logprobs)
+        if self._reader is None:
+            if logprobs is not None:
+                starts = accumulate(map(len, pieces[:-1]), initial=self._chars + len(late))
+                delta.offsets = list(starts) if pieces else []
+            self._chars += len(late) + sum(map(len, pieces)) + len(tail)
+        if self._reader is None and self._stop is None:
+            delta.content = pieces[0] if len(pieces) == 1 and not late and not tail else "".join((late, *pieces, tail))
+            self.tokens += len(token_ids)
+        else:
+            self._sort(delta, late, pieces, tail, finish_reason)
         if finish_reason is not None and delta.finish_reason is None:
             delta.finish_reason = finish_reason
             if isinstance(stop_reason, str) or stop_reason in self._context.stop_token_ids:
                 delta.stop_reason = stop_reason
+        called = self._reader is not None and self._reader.called
+        if delta.finish_reason == "stop" and called and not self._context.forced_function:
+            delta.finish_reason = "tool_calls"
         self.finish_reason = delta.finish_reason
         return delta
 
     def _decode(
         self, token_ids: Sequence[int], finish_reason: str | None, stop_reason: int | str | None
-    ) -> tuple[str, int, list[str]]:
-        """The text, how much of it is late (of a token of an earlier feed), and the text of each id.
+    ) -> tuple[str, list[str], str]:
+        """The text of a token of an earlier feed, the text of each id, and what the decoder held back at the end.
 
         The id that ended a generation is not text. It may come before the event that says so, so an end token at
         the end of a feed waits for what follows it.
         """
-        feed, ends = self._decoder.feed, self._context.end_token_ids
+        feed, ends = self._text if self._marks else self._decoder.feed, self._context.end_token_ids
         if finish_reason is None and self._end is None and not (token_ids and token_ids[-1] in ends):
-            pieces = [feed(i) for i in token_ids]
-            return (pieces[0] if len(pieces) == 1 else "".join(pieces)), 0, pieces
+            return "", [feed(i) for i in token_ids], ""
 
         stopped = finish_reason == "stop"
         dropped = stopped and not self._context.include_stop_str_in_output
@@ -142,34 +158,83 @@ class ChoiceStream:
             if is_end and finish_reason is None:
                 self._end = last
             pieces.append("" if is_end and (dropped or finish_reason is None) else feed(last))
-        tail = self._decoder.flush() if finish_reason is not None else ""
-        return late + "".join(pieces) + tail, len(late), pieces
+        return late, pieces, self._decoder.flush() if finish_reason is not None else ""
 
-    def _cut_at_stop(self, matcher: StopMatcher, delta: Delta, late: int, pieces: list[str], last: bool) -> None:
-        """Shows of the delta's content what cannot be, or become, part of a stop string, and counts tokens up to the
-        one that completed it."""
-        text, shown, start = delta.content, "", 0
-        unarmed = self._context.min_tokens - self.tokens
-        if self._context.min_tokens and unarmed >= 0:
-            start = late + sum(map(len, pieces[:unarmed])) if unarmed < len(pieces) else len(text)
-            shown = matcher.feed(text[:start], armed=False).text
-        passed = matcher.feed(text[start:])
-        delta.content = shown + passed.text
-        if passed.stop is not None:
-            ends_at = accumulate(map(len, pieces), initial=late)
-            used = next((i for i, end in enumerate(ends_at) if end >= start + passed.used), len(pieces))
-            delta.token_ids = delta.token_ids[:used]
-            if delta.logprobs is not None and delta.offsets is not None:
-                delta.logprobs, delta.offsets = delta.logprobs[:used], delta.offsets[:used]
-            delta.finish_reason, delta.stop_reason = "stop", passed.stop
-        elif last:
-            delta.content += matcher.flush()
+    def _text(self, token_id: int) -> str:
+        """A token's text, or its mark in place of it, be the token special or not."""
+        mark = self._marks.get(token_id)
+        if mark is None:
+            return self._decoder.feed(token_id)
+        late = self._decoder.flush()
+        self._decoder.feed(token_id)
+        return late + mark
+
+    def _sort(self, delta: Delta, late: str, pieces: list[str], tail: str, finish_reason: str | None) -> None:
+        """Token by token into reasoning, calls and content, up to the token that completes a stop string."""
+        reader, matcher, found = self._reader, self._stop, Found()
+        unarmed = self._context.min_tokens - self.tokens if self._context.min_tokens else -1
+        hides = not self._context.include_reasoning
+        hidden: set[int] = set()
+        content: list[str] = []
+        used = len(pieces)
+        texts = [late, *pieces]
+        if finish_reason is not None:
+            texts.append(tail)
+        for number, text in enumerate(texts, -1):  # the number of the id that it is of
+            if reader is None:
+                found.content.append(text)
+            else:
+                before = reader.in_reasoning
+                if text:
+                    self._read(reader, text, found)
+                if hides and (before or reader.in_reasoning):
+                    hidden.add(number)
+                if finish_reason is not None and number == len(pieces):
+                    reader.finish(found, finish_reason == "stop")
+            if matcher is None:
+                continue
+            passed = matcher.feed("".join(found.content), armed=number >= unarmed)
+            found.content.clear()
+            content.append(passed.text)
+            if passed.stop is not None:
+                used = min(number + 1, len(pieces))
+                delta.finish_reason, delta.stop_reason = "stop", passed.stop
+                break
+        else:
+            if matcher is not None and finish_reason is not None:
+                content.append(matcher.flush())
+        delta.content = "".join(content if matcher is not None else found.content)
+        if not hides:
+            delta.reasoning = "".join(found.reasoning)
+        delta.tool_calls = [ToolCallDelta(c.index, "".join(c.arguments), c.id, c.name) for c in found.calls]
+        self.tokens += used
+        if used < len(pieces) or hidden:
+            self._show_only(delta, [number for number in range(used) if number not in hidden])
+
+    @staticmethod
+    def _read(reader: Reader, text: str, found: Found) -> None:
+        quiet = reader.quiet
+        if quiet is None or not quiet[text]:
+            reader.feed(text, found)
+        elif reader.in_reasoning:
+            found.reasoning.append(text)
+        else:
+            found.content.append(text)
+
+    @staticmethod
+    def _show_only(delta: Delta, numbers: list[int]) -> None:
+        delta.token_ids = [delta.token_ids[number] for number in numbers]
+        if delta.logprobs is not None:
+            delta.logprobs = [delta.logprobs[number] for number in numbers if number < len(delta.logprobs)]
+        if delta.offsets is not None:
+            delta.offsets = [delta.offsets[number] for number in numbers if number < len(delta.offsets)]
 
     def dump(self) -> dict[str, Any]:
         """The state as JSON, of a size that does not depend on the length of the output."""
         return {
             "v": STATE_VERSION,
             "decoder": self._decoder.dump(),
+            "markup": self._reader.dump() if self._reader is not None else None,
             "held": self._stop.held if self._stop is not None else "",
             "end": self._end,
             "chars": self._chars,
@@ -178,7 +243,7 @@ class ChoiceStream:
         }
 
     @classmethod
-    def load(cls, context: ChoiceContext, state: Any) -> "ChoiceStream":
+    def load(cls, context: ChoiceContext, state: Any, name: str = "") -> "ChoiceStream":
         """A stream that goes on where the dumped one was; the context must be that of the same request, except that
         its prompt may be left out.
 
@@ -195,8 +260,10 @@ class ChoiceStream:
         _expect(finish is None or type(finish) is str, "finish is not a finish reason")
         for count in ("chars", "tokens"):
             _expect(type(state[count]) is int and 0 <= state[count] < LARGEST_COUNT, f"{count} is not a count")
-        stream = cls(context)
+        stream = cls(context, name)
         stream._decoder.load(state["decoder"])
+        if stream._reader is not None:
+            stream._reader.load(state["markup"])
         if stream._stop is not None:
             stream._stop.held = held
         stream._end, stream._chars, stream.tokens, stream.finish_reason = end, state["chars"], state["tokens"], finish

@@ -146,7 +146,7 @@ class WindowDecoder:
         return 0 <= token_id < self._vocabulary.size and not (self._skip and token_id in self._vocabulary.special_ids)
 
     def _decode(self, ids: list[int]) -> str:
-        return self._vocabulary.tokenizer.decode(ids, skip_special_tokens=self._skip)
+        return self._vocabulary.decode(ids, skip_special_tokens=self._skip)
 
     def feed(self, token_id: int) -> str:
         if not self._is_visible(token_id):
@@ -161,7 +161,7 @@ class WindowDecoder:
             self._shown, self._held = self._held, []
         elif len(self._held) >= self.MOST_HELD:  # tokens that show nothing
             self._held = []
-        added = self._vocabulary.added_text(token_id)
+        added = self._vocabulary.added_texts.get(token_id)
         if added is not None and self._added_last and not self._spaces:
             text = added
         self._added_last = added is not None

@@ -4,11 +4,12 @@ Most decoders of the `tokenizers` library write each token's bytes one after the
 byte-level BPE, and SentencePiece's word boundary mark with byte fallback. For those a table replaces the library, and a
 token costs one look-up (`detokenizer.TableDecoder`). The few exceptions at the very start of a text are two numbers in
 `TableRules`. A decoder of any other kind leaves `table` None and is run by the library (`detokenizer.WindowDecoder`).
+A tokenizer that is a table of bytes itself, as Mistral's tekken is, needs no library at all (`Vocabulary.of_table`).
 """
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -39,26 +40,66 @@ Reader = Callable[[str, bool], Piece]
 
 class Vocabulary:
     """The tokens of one tokenizer. `size` is the highest id plus one; ids at or above it decode to nothing. `longest`
-    bounds the characters that one token stands for."""
+    bounds the characters that one token stands for. `added_texts` has the text of every added token as it was declared,
+    by id, those of `special_ids` among them; `tokenizer` is the library's, None where the table is all there is."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self.tokenizer = tokenizer
+    def __init__(
+        self,
+        size: int,
+        longest: int,
+        *,
+        added_texts: Mapping[int, str],
+        special_ids: frozenset[int],
+        rules: TableRules | None = None,
+        table: list[Piece] | None = None,
+        tokenizer: Tokenizer | None = None,
+        reader: Reader | None = None,
+    ) -> None:
+        self.size, self.longest = size, longest
+        self.added_texts, self.special_ids = added_texts, special_ids
+        self.rules, self.table = rules, table
+        self.tokenizer, self._reader = tokenizer, reader
+
+    @classmethod
+    def of_tokenizer(cls, tokenizer: Tokenizer) -> "Vocabulary":
         ids = tokenizer.get_vocab(with_added_tokens=True)
-        self.size = max(ids.values(), default=-1) + 1
-        self.longest = max(map(len, ids), default=1)
+        size = max(ids.values(), default=-1) + 1
         added = tokenizer.get_added_tokens_decoder()
-        self.special_ids: frozenset[int] = frozenset(i for i, token in added.items() if token.special)
-        self.special_texts: tuple[str, ...] = tuple(token.content for token in added.values() if token.special)
-        self._added_texts = {i: token.content for i, token in added.items()}
         decoder = tokenizer.decoder
-        reader = _reader(json.loads(decoder.__getstate__())) if decoder is not None else None
-        self.rules: TableRules | None = None
-        self.table: list[Piece] | None = None
+        read = _reader(json.loads(decoder.__getstate__())) if decoder is not None else None
+        rules, reader = read or (None, None)
+        table: list[Piece] | None = None
         if reader is not None:
-            self.rules, self._piece = reader
             # By id and not by text: the list of a Unigram model may have a text twice.
-            texts = map(tokenizer.id_to_token, range(self.size))
-            self.table = [None if text is None else self._piece(text, False) for text in texts]
+            texts = map(tokenizer.id_to_token, range(size))
+            table = [None if text is None else reader(text, False) for text in texts]
+        return cls(
+            size,
+            max(map(len, ids), default=1),
+            added_texts={i: token.content for i, token in added.items()},
+            special_ids=frozenset(i for i, token in added.items() if token.special),
+            rules=rules,
+            table=table,
+            tokenizer=tokenizer,
+            reader=reader,
+        )
+
+    @classmethod
+    def of_table(cls, tokens: Sequence[bytes], special_texts: Mapping[int, str]) -> "Vocabulary":
+        """Of a tokenizer that is a list of the bytes of every token, by id, and of the texts of its special ones."""
+        table = [special_texts.get(i) or _whole(data) for i, data in enumerate(tokens)]
+        return cls(
+            len(table),
+            max(map(len, table), default=1),
+            added_texts=special_texts,
+            special_ids=frozenset(special_texts),
+            rules=TableRules(),
+            table=list(table),
+        )
+
+    @property
+    def special_texts(self) -> tuple[str, ...]:
+        return tuple(self.added_texts[i] for i in self.special_ids)
 
     @cached_property
     def shown_table(self) -> list[Piece]:
@@ -71,8 +112,14 @@ class Vocabulary:
 
     def first_piece(self, token_id: int) -> Piece:
         """What a token stands for at the start of a text, where the tokenizer's `rules.first_differs`."""
+        assert self.tokenizer is not None and self._reader is not None
         text = self.tokenizer.id_to_token(token_id)
-        return None if text is None else self._piece(text, True)
+        return None if text is None else self._reader(text, True)
+
+    def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str:
+        """What the library makes of a few ids, for tokenizers that have no table."""
+        assert self.tokenizer is not None
+        return self.tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
 
     def bytes_of(self, token_id: int) -> bytes:
         """The exact bytes of one token, special or not; empty for an id outside the vocabulary."""
@@ -88,13 +135,9 @@ class Vocabulary:
         if not 0 <= token_id < self.size:
             return ""
         if self.table is None:
-            return self._added_texts.get(token_id) or self.tokenizer.decode([token_id], skip_special_tokens=False)
+            return self.added_texts.get(token_id) or self.decode([token_id], skip_special_tokens=False)
         piece = self.table[token_id]
         return piece.decode("utf-8", "replace") if isinstance(piece, bytes) else piece or ""
-
-    def added_text(self, token_id: int) -> str | None:
-        """The text of an added token as it was declared, None for any other id."""
-        return self._added_texts.get(token_id)
 
 
 def _byte_of_char() -> dict[str, int]:

@@ -32,14 +32,14 @@ class NormalisedMessages:
     content_parts: list[ContentPart]
 
 
-# Part type -> the key of its text.
-_TEXT_PARTS = {
+TEXT_PARTS = {
     "text": "text",
     "input_text": "text",
     "output_text": "text",
     "refusal": "refusal",
     "thinking": "thinking",
 }
+"""Part type -> the key of its text."""
 
 # Part type -> what the template is given, what the engine is given.
 _Medium = tuple[Literal["image", "audio", "video"], Literal["image_url", "audio_url", "video_url"]]
@@ -114,11 +114,11 @@ def _normalise_part(part: Json, place: str, content_format: ContentFormat, media
     _expect(isinstance(part, dict), place, "an object with a `type`, or a string", part)
     kind = part.get("type")
     _expect(isinstance(kind, str), f"{place}.type", "a string", kind)
-    if key := _TEXT_PARTS.get(kind):
+    if key := TEXT_PARTS.get(kind):
         _expect(isinstance(part.get(key), str), f"{place}.{key}", "a string", part.get(key))
         return _text_part(part[key])
     if kind not in _MEDIA_PARTS:
-        known = ", ".join([*_TEXT_PARTS, *_MEDIA_PARTS])
+        known = ", ".join([*TEXT_PARTS, *_MEDIA_PARTS])
         raise BadRequest(f"`{place}.type` is {kind!r}, which is not a known part. Known are {known}.", param=place)
     if content_format == "string":
         raise BadRequest(

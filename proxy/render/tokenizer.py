@@ -5,16 +5,20 @@ and `encode_marked` encodes the stretches of text that have some with a second t
 text. Only those stretches: they end at special tokens, where tokenization starts afresh, so all other ids stay.
 """
 
+import contextlib
 import re
 import secrets
+from collections.abc import Iterator
 
 from tokenizers import AddedToken, Regex, Tokenizer, pre_tokenizers
 
+from proxy.protocol.errors import BadRequest
 from proxy.render.escaping import unescape
 
 
 class PromptTokenizer:
-    """The methods may be called from any thread; `encode` does not hold the GIL."""
+    """The methods may be called from any thread; `encode` does not hold the GIL. Raises `BadRequest` for a text with
+    half of a surrogate pair."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         tokenizer.no_truncation()
@@ -28,12 +32,14 @@ class PromptTokenizer:
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """`add_special_tokens`: with what the tokenizer puts around a text, such as a BOS."""
-        (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        with _refusing_surrogates(text):
+            (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return encoding.ids
 
     def encode_marked(self, text: str, mark: str, *, add_special_tokens: bool) -> list[int]:
         """Like `encode`, for a text with marks: what they stand in is never a special token."""
-        (encoding,) = self._tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)
+        with _refusing_surrogates(text):
+            (encoding,) = self._tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)
         ids: list[int] = []
         stretch: list[int] = []
         start = 0
@@ -72,6 +78,17 @@ class PromptTokenizer:
     def token_strings(self, token_ids: list[int]) -> list[str]:
         """Each token as the vocabulary writes it; empty for an id that it does not have."""
         return [self._tokenizer.id_to_token(i) or "" for i in token_ids]
+
+
+@contextlib.contextmanager
+def _refusing_surrogates(text: str) -> Iterator[None]:
+    """The library says TypeError to half of a surrogate pair, which JSON inside a string can bring."""
+    try:
+        yield
+    except TypeError:
+        if text.isascii() or not any("\ud800" <= character <= "\udfff" for character in text):
+            raise
+        raise BadRequest("the prompt holds half of a surrogate pair (\\ud800 to \\udfff); remove it") from None
 
 
 def _keep_special_tokens_from_model(tokenizer: Tokenizer) -> None:

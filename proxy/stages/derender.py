@@ -50,7 +50,7 @@ def derender_chat(model: ServedModel, body: ChatDerenderWhole, head: Head) -> by
     outcome = Outcome(None, response.prompt_logprobs, response.kv_transfer_params)
     choices, tokens = [], 0
     for choice in response.choices:
-        collected, used = _collected(context, choice)
+        collected, used = _collected(context, choice, f"{head.id}/{choice.index}")
         choices.append((choice.index, collected, outcome))
         tokens += used
     form = ChatForm() if request is None else chat_form(model, request, prompt or ())
@@ -72,7 +72,7 @@ def derender_completion(model: ServedModel, body: CompletionDerenderWhole, head:
         context = choice_context(model, request or NO_REQUEST, prompt or ())
         outcomes.append(outcome := Outcome(None, response.prompt_logprobs, response.kv_transfer_params))
         for choice in response.choices:
-            collected, used = _collected(context, choice)
+            collected, used = _collected(context, choice, f"{head.id}/{len(choices)}")
             choices.append((len(choices), collected, outcome))
             of_choice.append(prompt or [])
             tokens += used
@@ -116,9 +116,9 @@ def _check_request(model: ServedModel, request: GenerationRequest | None, param:
         raise BadRequest(f"{param} is missing; the model's output cannot be parsed without it", param=param)
 
 
-def _collected(context: ChoiceContext, choice: GeneratedChoice) -> tuple[Collected, int]:
+def _collected(context: ChoiceContext, choice: GeneratedChoice, name: str) -> tuple[Collected, int]:
     """All that a choice says, and how many tokens of it were used."""
-    stream, collected = ChoiceStream(_stopping(context, choice)), Collected()
+    stream, collected = ChoiceStream(_stopping(context, choice), name), Collected()
     event = choice.event(choice.index)
     collected.add(stream.feed(event.token_ids, event.logprobs, event.finish_reason, event.stop_reason))
     return collected, stream.tokens
@@ -179,13 +179,14 @@ def _step(model: ServedModel, request: GenerationRequest, body: DerenderStep, he
     if choice is not None:
         context = _stopping(context, choice)
     event = None if choice is None else choice.event(choice.index)
+    name = f"{head.id}/{0 if choice is None else choice.index}"
     try:
         if state is None:
-            carried = Carried(ChoiceStream(context), head.created, prompt)
+            carried = Carried(ChoiceStream(context, name), head.created, prompt)
         elif isinstance(state, VllmState):
-            carried = Carried.of_vllm(context, state, head.created)
+            carried = Carried.of_vllm(context, state, head.created, name)
         else:
-            carried = Carried.load(context, state)
+            carried = Carried.load(context, state, name)
     except ValueError as error:
         raise BadRequest(
             f"stream_state does not fit: {error}; send it back as it came, with the same request",

@@ -29,7 +29,7 @@ Feed = tuple[int, TokenDelta]
 
 @functools.cache
 def vocabulary() -> Vocabulary:
-    return Vocabulary(tokenizers.byte_level())
+    return Vocabulary.of_tokenizer(tokenizers.byte_level())
 
 
 class ScriptedStream:

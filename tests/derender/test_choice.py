@@ -22,7 +22,7 @@ KINDS = ["byte_level", "byte_fallback", "metaspace", "word_piece"]
 
 @functools.cache
 def vocabulary(kind: str = "byte_level") -> Vocabulary:
-    return Vocabulary(getattr(tokenizers, kind)())
+    return Vocabulary.of_tokenizer(getattr(tokenizers, kind)())
 
 
 def bytes_as_ids(text: str) -> list[int]:

@@ -106,7 +106,7 @@ WINDOWED = {
 
 @functools.cache
 def vocabulary(kind: str) -> Vocabulary:
-    return Vocabulary((TABLED | WINDOWED)[kind]())
+    return Vocabulary.of_tokenizer((TABLED | WINDOWED)[kind]())
 
 
 def ids_of(vocabulary: Vocabulary) -> st.SearchStrategy[list[int]]:
@@ -398,7 +398,7 @@ def strip(content: str, start: int, stop: int) -> dict[str, Any]:
 )
 def test_a_decoder_that_looks_beyond_a_token_has_no_table(decoder: Any) -> None:
     spec = {"type": "Sequence", "decoders": decoder} if isinstance(decoder, list) else decoder
-    assert Vocabulary(with_decoder(tokenizers.metaspace(), spec)).table is None
+    assert Vocabulary.of_tokenizer(with_decoder(tokenizers.metaspace(), spec)).table is None
 
 
 @pytest.mark.parametrize(
@@ -435,8 +435,8 @@ def test_an_id_outside_the_vocabulary_is_no_text(kind: str) -> None:
 def test_added_tokens_are_known_by_id() -> None:
     v = vocabulary("byte_level")
     think, turn = v.tokenizer.token_to_id("<think>"), v.tokenizer.token_to_id("<|turn|>")
-    assert (v.added_text(think), v.added_text(turn), v.added_text(0)) == ("<think>", "<|turn|>", None)
-    assert {think, turn} <= v.tokenizer.get_added_tokens_decoder().keys()
+    assert (v.added_texts[think], v.added_texts[turn]) == ("<think>", "<|turn|>")
+    assert v.added_texts.keys() == v.tokenizer.get_added_tokens_decoder().keys()
     assert turn in v.special_ids
     assert think not in v.special_ids
     assert sorted(v.special_texts) == sorted(tokenizers.SPECIAL)

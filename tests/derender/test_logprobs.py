@@ -16,7 +16,7 @@ from tests import tokenizers
 
 @functools.cache
 def vocabulary(kind: str = "byte_level") -> Vocabulary:
-    return Vocabulary(getattr(tokenizers, kind)())
+    return Vocabulary.of_tokenizer(getattr(tokenizers, kind)())
 
 
 def writer(top: int, tokens_as_ids: bool = False, kind: str = "byte_level") -> LogprobWriter:

@@ -1,0 +1,172 @@
+"""A model's pair of parsers, compiled for its vocabulary, and what one request makes of it.
+
+The law: everything that is constant over a model is worked out when it is loaded (`OutputFormat`), everything that is
+constant over a request once per request (`MarkupPlan`, by `OutputFormat.plan`); `MarkupPlan.reader` then makes the
+state machine of one choice.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from proxy.derender.channels import ChannelMarkup, ChannelRules
+from proxy.derender.codecs.base import MarkupLimits, Syntax
+from proxy.derender.codecs.elements import ElementSyntax
+from proxy.derender.codecs.header_calls import HeaderSyntax
+from proxy.derender.codecs.json_calls import ArgumentsSyntax, JsonSyntax
+from proxy.derender.codecs.pythonic import PythonicSyntax
+from proxy.derender.codecs.quoted_map import QuotedMapSyntax
+from proxy.derender.codecs.tagged_calls import TaggedSyntax
+from proxy.derender.markers import Literals, Marks
+from proxy.derender.markup import CallPolicy, CallSink, Markup, MarkupRules, Reader
+from proxy.derender.schemas import ToolSchemas
+from proxy.derender.vocabulary import Vocabulary
+from proxy.formats.kinds import (
+    Calls,
+    Channels,
+    ElementCalls,
+    HeaderCalls,
+    JsonCalls,
+    PythonicCalls,
+    QuotedMapCalls,
+    Reasoning,
+    TaggedCalls,
+    texts,
+)
+
+FARTHEST_BACK = 8192
+"""Tokens at the end of a prompt that are looked at for where the answer begins."""
+
+FORCED_LIST = JsonCalls(array=True)
+"""What a JSON schema for `tool_choice: required` makes of an answer: a list of names with their arguments."""
+
+_SYNTAXES: dict[type, Callable[[Any, Marks], Syntax]] = {
+    JsonCalls: JsonSyntax,
+    HeaderCalls: HeaderSyntax,
+    TaggedCalls: TaggedSyntax,
+    ElementCalls: ElementSyntax,
+    PythonicCalls: PythonicSyntax,
+    QuotedMapCalls: QuotedMapSyntax,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ToolUse:
+    """What a request says of tools. `asked`: it has some, and allows calls; `required`: it demands one; `only`: of this
+    function; `parallel` false: one call at most."""
+
+    tools: Sequence[Mapping[str, Any]] = ()
+    asked: bool = False
+    required: bool = False
+    only: str | None = None
+    parallel: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class MarkupPlan:
+    """One request's reading of one model's format."""
+
+    marks: Marks
+    rules: MarkupRules | ChannelRules
+    policy: CallPolicy
+    schemas: ToolSchemas
+    limits: MarkupLimits
+    inside: bool
+    header: str = ""
+
+    def reader(self, seed: str) -> Reader:
+        """For one choice; the ids of its calls are made from `seed`."""
+        sink = CallSink(self.marks, self.policy, seed)
+        if isinstance(self.rules, ChannelRules):
+            return ChannelMarkup(self.rules, sink, self.header)
+        return Markup(self.rules, sink, self.schemas, self.limits, inside=self.inside)
+
+
+class OutputFormat:
+    """`reasoning` and `calls` as declared in `proxy.formats`; either may be missing."""
+
+    def __init__(
+        self, reasoning: Reasoning | None, calls: Sequence[Calls], vocabulary: Vocabulary, limits: MarkupLimits
+    ) -> None:
+        self.reasoning, self.calls, self._vocabulary, self._limits = reasoning, tuple(calls), vocabulary, limits
+        declared = [reasoning, *calls] if reasoning else [*calls]
+        self.marks = Marks(vocabulary.added_texts, [text for d in declared for text in texts(d)])
+        self.channels = next((ChannelRules(c, self.marks) for c in calls if isinstance(c, Channels)), None)
+        native = [c for c in calls if not isinstance(c, Channels)]
+        self._syntaxes = [_SYNTAXES[type(c)](c, self.marks) for c in native]
+        self._read = MarkupRules(reasoning, self._syntaxes, self.marks)
+        self._unread = MarkupRules(reasoning, self._syntaxes, self.marks, reads_calls=False)
+        if native:
+            self._required = MarkupRules(reasoning, [*self._syntaxes, JsonSyntax(FORCED_LIST, self.marks)], self.marks)
+        encode = self.marks.encode
+        self._open = frozenset(map(encode, reasoning.open)) if reasoning else frozenset()
+        closers = map(encode, reasoning.close) if reasoning else ()
+        self._spans = Literals([*self._open, *closers])
+
+    def plan(self, use: ToolUse, prompt_token_ids: Sequence[int], variables: Mapping[str, Any]) -> MarkupPlan:
+        """`variables`: those of the chat template, for where the prompt does not say where the answer begins."""
+        hidden = any(calls.hidden for calls in self.calls)
+        policy = CallPolicy(
+            shown=use.asked,
+            only_first=not use.parallel,
+            nine_ids=any(isinstance(calls, HeaderCalls) and calls.ids == "nine" for calls in self.calls),
+            text=not (use.required and use.only is None and all(calls.forced_json for calls in self.calls)),
+        )
+        rules: MarkupRules | ChannelRules
+        tail = self._tail(prompt_token_ids)
+        if self.channels is not None:
+            rules = self.channels
+        elif not self.calls or not (use.asked or hidden):
+            rules = self._unread
+        elif use.only is not None:
+            rules = self._named(use.only)
+        else:
+            rules = self._required if use.required else self._read
+        return MarkupPlan(
+            self.marks,
+            rules,
+            policy,
+            ToolSchemas(use.tools),
+            self._limits,
+            inside=self._starts_inside(tail, variables),
+            header=self.channels.header_in(tail) if self.channels is not None else "",
+        )
+
+    def _named(self, only: str) -> MarkupRules:
+        """One function is forced: its arguments may come alone, as a JSON schema makes them."""
+        syntaxes = [
+            JsonSyntax(s.declaration, self.marks, only) if isinstance(s, JsonSyntax) and s.bare else s
+            for s in self._syntaxes
+        ]
+        return MarkupRules(self.reasoning, [*syntaxes, ArgumentsSyntax(only)], self.marks)
+
+    def reasoning_ended(self, prompt_token_ids: Sequence[int], variables: Mapping[str, Any]) -> bool:
+        """Whether the answer begins outside the reasoning."""
+        return not self._starts_inside(self._tail(prompt_token_ids), variables)
+
+    def _tail(self, prompt_token_ids: Sequence[int]) -> str:
+        """The end of the prompt with marks, back to the last special token that is no marker: where the turn begins."""
+        by_id, special = self.marks.by_id, self._vocabulary.special_ids
+        pieces: list[str] = []
+        for token_id in reversed(prompt_token_ids[-FARTHEST_BACK:]):
+            mark = by_id.get(token_id)
+            if mark is None and token_id in special:
+                break
+            pieces.append(mark or self._vocabulary.text_of(token_id))
+        return "".join(reversed(pieces))
+
+    def _starts_inside(self, tail: str, variables: Mapping[str, Any]) -> bool:
+        reasoning = self.reasoning
+        if reasoning is None:
+            return False
+        said = None
+        at, marker = self._spans.find(tail, 0, True)
+        while marker is not None:
+            said = marker
+            at, marker = self._spans.find(tail, at + len(marker), True)
+        if said is not None:
+            return said in self._open
+        for name in reasoning.switches:
+            if name in variables:
+                return variables[name] not in (False, None, "none", "no_think", "off", "disabled")
+        return reasoning.starts == "inside"

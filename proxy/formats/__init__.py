@@ -1,0 +1,1 @@
+"""How each model family writes reasoning and tool calls, as declarations; see README.md in this folder."""

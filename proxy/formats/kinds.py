@@ -1,0 +1,175 @@
+"""The kinds of markup there are: what a declaration can say. Data only; `derender` reads it to parse, `render` to
+constrain.
+
+A marker is written as it looks on the wire. Where the vocabulary has (a part of) it as one added token, that part is
+matched by the token's id and never by characters; everything else is matched as text. A *tag* is a marker with named
+holes, such as `<function={name}>`; an attribute's quotes may be double, single or missing in what a model writes.
+White space between markers never matters to a reader; a declaration shows how the model's template writes it.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from typing import Literal
+
+HOLE = re.compile(r"\{(\w+)\}")
+
+
+@dataclass(frozen=True, slots=True)
+class Reasoning:
+    """A span of reasoning between two markers, or between the first `close` and the start where there is no `open`.
+
+    `starts`: whether an answer begins inside, where the prompt does not say; one of `switches`, template variables
+    that turn thinking on or off, goes before it. `trim`: white space at the end of the reasoning is the template's, and
+    dropped ("end"), or at both ends ("both"). `ends` also end the reasoning and stay to be read (tool openers always
+    do); `dropped` are markers around the answer, which are not part of it.
+    """
+
+    close: tuple[str, ...]
+    open: tuple[str, ...] = ()
+    starts: Literal["inside", "outside"] = "inside"
+    switches: tuple[str, ...] = ()
+    trim: Literal["", "end", "both"] = ""
+    ends: tuple[str, ...] = ()
+    dropped: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class JsonCalls:
+    """A JSON object per call, or an array of them (`array`): `<tool_call>{"name": ..., "arguments": ...}</tool_call>`.
+
+    Without `open` the calls are the whole answer and begin it. `name` None: the object's only key is the name, and its
+    value the arguments. `separator` stands between calls that have no markers.
+    """
+
+    open: tuple[str, ...] = ()
+    close: tuple[str, ...] = ()
+    array: bool = False
+    name: str | None = "name"
+    arguments: tuple[str, ...] = ("arguments", "parameters")
+    separator: str = ""
+    forced_json: bool = False
+    hidden: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class HeaderCalls:
+    """A name in a header, then its arguments as a JSON object: `<call>set_lamp<sep>{...}<end>`.
+
+    `header` is what stands between `call` and the arguments, a tag with the holes `name` and `id` (a native id, which a
+    response repeats); of several, the first that fits. `fence` is what may stand between the header and the
+    arguments, and closes after them with its back-ticks. `section` and `section_end` enclose several calls.
+    """
+
+    call: str
+    header: tuple[str, ...]
+    call_end: str = ""
+    fence: str = ""
+    section: tuple[str, ...] = ()
+    section_end: tuple[str, ...] = ()
+    ids: Literal["", "nine"] = ""
+    """The form of the ids that are made where the model wrote none; "nine": nine letters and digits."""
+    forced_json: bool = False
+    hidden: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TaggedCalls:
+    """A tag per parameter, its value between tags: `<function=f><parameter=room>attic</parameter></function>`.
+
+    `call` is a tag with the hole `name`; where nothing follows the hole, the name ends at the next marker or line.
+    `parameter` is a tag with the hole `key`; the value follows it, or `value` where the family has a tag of its own for
+    that. `types`: what a value is comes from the tool's schema, or from the wire, where the tag's hole `string` says
+    "true" for text and its hole `type` says "string". `trim`: one newline at each end of a value is the template's.
+    `unwraps`: a sole parameter of that name, which the schema does not know, holds the arguments as an object.
+    """
+
+    call: str
+    parameter: str
+    parameter_end: str
+    call_end: str = ""
+    value: str = ""
+    section: tuple[str, ...] = ()
+    section_end: tuple[str, ...] = ()
+    types: Literal["schema", "wire"] = "schema"
+    trim: bool = False
+    unwraps: tuple[str, ...] = ()
+    forced_json: bool = False
+    hidden: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ElementCalls:
+    """An element per argument, nested for objects and lists: `<invoke name="f"><room>attic</room></invoke>`, each tag
+    after `namespace`. A repeated name is a list; `item` is what a list's elements are called."""
+
+    namespace: str
+    call: str
+    call_end: str
+    section: tuple[str, ...] = ()
+    section_end: tuple[str, ...] = ()
+    item: str = "item"
+    forced_json: bool = True
+    hidden: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PythonicCalls:
+    """Calls as Python writes them, with keyword arguments: `[f(a=1), g()]`, or one per line (`lines`).
+
+    Without `open` the calls are the whole answer and begin it."""
+
+    open: tuple[str, ...] = ()
+    close: tuple[str, ...] = ()
+    lines: bool = False
+    forced_json: bool = True
+    hidden: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class QuotedMapCalls:
+    """A map with bare keys, its strings between two equal markers: `call:f{room:<q>attic<q>,level:4}`.
+
+    `quoted`: what stands between the quotes is always a string, or typed by the schema like a bare value ("schema").
+    """
+
+    open: tuple[str, ...]
+    close: tuple[str, ...]
+    quote: str
+    call: str = "call:{name}"
+    quoted: Literal["string", "schema"] = "string"
+    forced_json: bool = True
+    hidden: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Channels:
+    """Messages of a header and a body: `<|channel|>analysis<|message|>...<|end|>`. Reasoning and calls in one.
+
+    `reasoning` are channels whose bodies are thoughts, every other channel's are content; a header with `recipient`
+    before a name is a call, and its body the arguments. `dropped` are markers inside a header.
+    """
+
+    start: str
+    channel: str
+    message: str
+    ends: tuple[str, ...]
+    reasoning: tuple[str, ...]
+    recipient: str
+    prefix: str
+    dropped: tuple[str, ...] = ()
+    forced_json: bool = False
+    hidden: bool = True
+
+
+Calls = JsonCalls | HeaderCalls | TaggedCalls | ElementCalls | PythonicCalls | QuotedMapCalls | Channels
+"""A tool syntax. All of them share two options. `hidden`: calls are not shown as text where the request allows none.
+`forced_json`: a call that the request demands is constrained by a JSON schema, in a form of its own, because the
+syntax itself cannot be; and an answer without a call is then no answer, so that its text is dropped (as vLLM does)."""
+
+
+def texts(declaration: Reasoning | Calls) -> Iterator[str]:
+    """Every string of a declaration."""
+    for field in fields(declaration):
+        value = getattr(declaration, field.name)
+        yield from (text for text in (value if isinstance(value, tuple) else (value,)) if isinstance(text, str))
