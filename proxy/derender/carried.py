@@ -93,7 +93,8 @@ def _count(state: JsonObject, key: str) -> int | None:
 
 
 def step(carried: Carried, head: Head, form: Form, event: TokenDelta | None) -> JsonObject:
-    """The chunk that an event makes, of one choice at most, and the state moved on."""
+    """The chunk that an event makes, and the state moved on. There is no choice in it where the event has none, or
+    comes after the choice's end, as it does where a stop string ended it before the engine knew."""
     body: JsonObject = {
         "id": head.id,
         "object": form.chunk_object,
@@ -101,7 +102,7 @@ def step(carried: Carried, head: Head, form: Form, event: TokenDelta | None) -> 
         "model": head.model,
         "choices": [],
     }
-    if event is None:
+    if event is None or carried.stream.finish_reason is not None:
         return body
     parts = [form.piece(event.index, Delta(carried.late, ()))] if carried.late else []
     carried.index = event.index
