@@ -17,6 +17,9 @@ from proxy import CannotStart
 from proxy.api.draining import Draining
 from proxy.api.routes import application
 from proxy.config import Config, ModelConfig, PoolConfig
+from proxy.derender.codecs.base import MarkupLimits
+from proxy.derender.output_format import OutputFormat
+from proxy.formats.table import UnknownFormat, format_pair
 from proxy.generate.engines.base import Timeouts
 from proxy.generate.engines.vllm import VllmEngine
 from proxy.generate.pool import Pool
@@ -83,6 +86,7 @@ class ModelLoader:
             )
         except ValueError as error:
             raise CannotStart(str(error)) from error
+        output_format = self._output_format(config, parts)
         size = parts.vocabulary.size
         ids = range(max(size, files.vocab_size or 0))
         self._warn(config, files, ids)
@@ -103,6 +107,10 @@ class ModelLoader:
             ),
             defaults=defaults,
             return_tokens_as_token_ids=config.return_tokens_as_token_ids,
+            output_format=output_format,
+            enable_auto_tool_choice=config.enable_auto_tool_choice,
+            default_chat_template_kwargs=config.default_chat_template_kwargs,
+            reasoning_field=config.reasoning_field,
         )
 
     def _read(self, config: ModelConfig) -> ModelFiles:
@@ -121,10 +129,19 @@ class ModelLoader:
         return self._files[place]
 
     @staticmethod
+    def _output_format(config: ModelConfig, parts: TokenizerParts) -> OutputFormat | None:
+        try:
+            pair = format_pair(config.tool_call_parser, config.reasoning_parser)
+        except UnknownFormat as error:
+            raise CannotStart(str(error)) from error
+        if pair.reasoning is None and not pair.calls:
+            return None
+        limits = MarkupLimits(config.max_tool_call_depth, config.max_tool_call_held)
+        return OutputFormat(pair.reasoning, pair.calls, parts.vocabulary, limits)
+
+    @staticmethod
     def _warn(config: ModelConfig, files: ModelFiles, ids: range) -> None:
         """Of what works, but hardly as it was meant."""
-        if config.tool_call_parser or config.reasoning_parser or config.enable_auto_tool_choice:
-            logger.warning("model %s: parsers are not applied yet, so all of its output is content", config.name)
         if unknown := sorted(token_id for token_id in files.eos_token_ids if token_id not in ids):
             logger.warning("model %s: EOS ids %s are not in the vocabulary and are left out", config.name, unknown)
         own, wanted = files.max_model_len, config.max_model_len

@@ -158,13 +158,25 @@ class ModelConfig(_Section):
     False lets every client write control tokens."""
 
     tool_call_parser: Name | None = None
-    """The format of the model's tool calls, by vLLM's parser name. Accepted and not applied yet."""
+    """How the model writes tool calls, by vLLM's parser name (`proxy/formats/README.md` lists them)."""
 
     reasoning_parser: Name | None = None
-    """The format of the model's reasoning, by vLLM's parser name. Accepted and not applied yet."""
+    """How the model writes its reasoning, by vLLM's parser name."""
+
+    reasoning_field: Literal["reasoning", "reasoning_content", "both"] = "reasoning"
+    """What responses call the reasoning: vLLM's name of today, the name that DeepSeek's API and older clients know,
+    or both."""
 
     enable_auto_tool_choice: bool = False
-    """Whether the model may decide by itself to call a tool. Accepted and not applied yet."""
+    """Whether the model may decide by itself to call a tool; without it, requests with tools have to demand a call
+    (`tool_choice` required, or a function's name) or forbid it (none)."""
+
+    max_tool_call_depth: int = Field(128, ge=1, le=10_000)
+    """How deep the arguments of a call may nest. The text of a call that nests deeper becomes content from there on."""
+
+    max_tool_call_held: int = Field(1 << 20, ge=1)
+    """How many characters of one argument may be held until its end is known, where it cannot be streamed. The text of
+    a longer one becomes content from there on."""
 
     generation_config: Literal["auto", "vllm"] = "auto"
     """Where default sampling parameters come from: `auto` takes the model's `generation_config.json`, `vllm` leaves

@@ -4,12 +4,14 @@ Built once, from files that `model_files.py` has read; nothing here changes whil
 same files share their tokenizer.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 from tokenizers import Tokenizer
 
+from proxy.derender.output_format import OutputFormat
 from proxy.derender.vocabulary import Vocabulary
 from proxy.generate.pool import Pool
 from proxy.model_files import ModelFiles, ModelFilesError
@@ -67,7 +69,9 @@ class TokenizerParts:
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """`names` are what clients may call it, the canonical one first; `root` is where its files came from."""
+    """`names` are what clients may call it, the canonical one first; `root` is where its files came from.
+
+    `output_format` is how its parsers read its output, None where it has none and all output is content."""
 
     names: Sequence[str]
     root: str
@@ -79,6 +83,10 @@ class ServedModel:
     limits: Limits
     defaults: SamplingDefaults
     return_tokens_as_token_ids: bool
+    output_format: OutputFormat | None = None
+    enable_auto_tool_choice: bool = False
+    default_chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    reasoning_field: str = "reasoning"
 
     @property
     def name(self) -> str:

@@ -11,19 +11,20 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from proxy.derender.answer import Answer, Form, Head, Prompts, StreamedAnswer, WholeAnswer
 from proxy.derender.chat import ChatForm
 from proxy.derender.choice import ChoiceContext, ChoiceStream
 from proxy.derender.completion import CompletionForm
 from proxy.derender.logprobs import LogprobWriter
+from proxy.derender.output_format import ToolUse
 from proxy.derender.stop import StopRule
 from proxy.generate.engines.base import Flow
 from proxy.models import ServedModel
 from proxy.protocol.errors import BadRequest
 from proxy.protocol.generate import GenerateRequest, JsonObject, Outcome, TokenDelta
-from proxy.protocol.openai import ChatRequest, CompletionRequest, GenerationRequest
+from proxy.protocol.openai import ChatRequest, CompletionRequest, GenerationRequest, NamedToolChoice
 from proxy.render.messages import normalise
 from proxy.render.renderer import RenderedChat
 from proxy.render.sampling import check_prompt_length, check_text_length, check_token_ids, sampling_params, truncated
@@ -175,7 +176,43 @@ def choice_context(model: ServedModel, request: GenerationRequest, prompt_token_
         min_tokens=request.min_tokens or 0,
         skip_special_tokens=request.skip_special_tokens is not False,
         spaces_between_special_tokens=request.spaces_between_special_tokens is not False,
+        **_markup(model, request, prompt_token_ids),
     )
+
+
+def _markup(model: ServedModel, request: GenerationRequest, prompt_token_ids: Sequence[int]) -> dict[str, Any]:
+    """Of a chat with a model that has parsers: how its output is read."""
+    if model.output_format is None or not isinstance(request, ChatRequest):
+        return {}
+    use = tool_use(model, request)
+    return {
+        "markup": model.output_format.plan(use, prompt_token_ids, template_variables(model, request)),
+        "include_reasoning": request.include_reasoning is not False,
+        "forced_function": use.only is not None,
+    }
+
+
+def template_variables(model: ServedModel, request: ChatRequest) -> dict[str, Any]:
+    """What the chat template knows of thinking, the request's word before the operator's."""
+    variables = {**model.default_chat_template_kwargs, **(request.chat_template_kwargs or {})}
+    if request.reasoning_effort is not None:
+        variables["reasoning_effort"] = request.reasoning_effort
+    return variables
+
+
+def tool_use(model: ServedModel, request: ChatRequest) -> ToolUse:
+    """Raises BadRequest where the request leaves the choice to a model that may not choose."""
+    choice, tools = request.tool_choice, request.tools or ()
+    only = choice.function.name if isinstance(choice, NamedToolChoice) else None
+    asked = bool(tools) and choice != "none"
+    reads_calls = model.output_format is not None and bool(model.output_format.calls)
+    if asked and choice in (None, "auto") and reads_calls and not model.enable_auto_tool_choice:
+        raise BadRequest(
+            f"model {model.name} may not choose tools by itself; send tool_choice required, a function or none, or "
+            "let the operator set enable_auto_tool_choice: true",
+            param="tool_choice",
+        )
+    return ToolUse(tools, asked, choice == "required", only, request.parallel_tool_calls is not False)
 
 
 def chat_answer(model: ServedModel, request: ChatRequest, job: Job, head: Head) -> Answer:
@@ -191,6 +228,7 @@ def chat_form(model: ServedModel, request: ChatRequest, prompt_token_ids: Sequen
         logprobs=logprob_writer(model, request, request.wanted_logprobs),
         prompt_token_ids=prompt_token_ids if request.return_token_ids else None,
         prompt_logprobs=logprob_writer(model, request, request.prompt_logprobs),
+        reasoning_field=model.reasoning_field,
     )
 
 
@@ -224,7 +262,8 @@ def logprob_writer(model: ServedModel, request: GenerationRequest, top: int | No
 
 def _answer(request: GenerationRequest, jobs: Sequence[Job], head: Head, form: Form) -> Answer:
     n = request.n or 1
-    streams = [ChoiceStream(job.context) for job in jobs for _ in range(n)]
+    contexts = [job.context for job in jobs for _ in range(n)]
+    streams = [ChoiceStream(context, f"{head.id}/{index}") for index, context in enumerate(contexts)]
     prompts = Prompts([len(job.request.token_ids) for job in jobs], n)
     if not request.stream:
         return WholeAnswer(head, form, streams, prompts)

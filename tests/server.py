@@ -64,7 +64,8 @@ async def running(
     **model: Any,
 ) -> AsyncIterator[Running]:
     """A running proxy, whose model is a folder that the test made, or a small one."""
-    folder = tmp_path if (tmp_path / "tokenizer.json").exists() else model_folder(tmp_path)
+    made = (tmp_path / "tokenizer.json").exists() or (tmp_path / "tekken.json").exists()
+    folder = tmp_path if made else model_folder(tmp_path)
     async with built(config(folder, *engine_urls, pool=pool, **model)) as models:
         app = application(models, Draining(), keep_alive_interval=keep_alive_interval, max_body_size=max_body_size)
         server = TestServer(app, handler_cancellation=True)

@@ -14,7 +14,7 @@ from tokenizers import AddedToken, Tokenizer, models
 import proxy.embedded
 import proxy.model_files
 from proxy.embedded import EmbeddedMissing
-from proxy.model_files import ModelFilesError, load_model_files
+from proxy.model_files import ModelFilesError, TokenizerMode, load_model_files
 from proxy.render.gguf import GgufError, GgufModel
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -413,6 +413,76 @@ def test_a_source_that_is_none_is_refused(model: str, message: str) -> None:
     with pytest.raises(ModelFilesError) as failure:
         load_model_files(model)
     assert str(failure.value) == message
+
+
+TEKKEN = {"tekken.json": "left to mistral-common"}
+
+
+@pytest.mark.parametrize(
+    ("files", "mode", "installed", "taken"),
+    [
+        (TEKKEN, "auto", True, "tekken.json"),
+        (TEKKEN, "auto", False, "tekken.json"),  # which the one who loads it says more about
+        (TEKKEN, "mistral", True, "tekken.json"),
+        ({"tokenizer.json": TOKENIZER}, "auto", True, "tokenizer.json"),
+        ({"tokenizer.json": TOKENIZER}, "hf", True, "tokenizer.json"),
+        ({"tokenizer.json": TOKENIZER, **TEKKEN}, "auto", True, "tekken.json"),
+        ({"tokenizer.json": TOKENIZER, **TEKKEN}, "auto", False, "tokenizer.json"),
+        ({"tokenizer.json": TOKENIZER, **TEKKEN, **JINJA}, "auto", True, "tokenizer.json"),
+        ({"tokenizer.json": TOKENIZER, **TEKKEN, **JINJA}, "mistral", True, "tekken.json"),
+        ({"tokenizer.json": TOKENIZER, **TEKKEN}, "hf", True, "tokenizer.json"),
+    ],
+)
+def test_one_of_two_tokenizers_is_taken(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    files: dict[str, Any],
+    mode: TokenizerMode,
+    installed: bool,
+    taken: str,
+) -> None:
+    monkeypatch.setattr(proxy.model_files, "find_spec", lambda name: object() if installed else None)
+    read = load_model_files(str(write(tmp_path, files)), tokenizer_mode=mode)
+    if taken == "tekken.json":
+        assert (read.tekken, read.tokenizer_json, read.chat_templates) == (tmp_path / "tekken.json", None, {})
+    else:
+        assert (read.tekken, read.tokenizer_json) == (None, TOKENIZER)
+
+
+def test_a_chat_template_that_is_given_takes_the_tokenizer_that_can_use_it(tmp_path: Path) -> None:
+    both = write(tmp_path / "both", {"tokenizer.json": TOKENIZER, **TEKKEN})
+    assert load_model_files(str(both), chat_template="{{ 1 }}").tokenizer_json == TOKENIZER
+    only = write(tmp_path / "only", TEKKEN)
+    with pytest.raises(ModelFilesError, match=r"chat_template: has no meaning for a tekken\.json"):
+        load_model_files(str(only), chat_template="{{ 1 }}")
+
+
+def test_a_tokenizer_mode_without_its_file_is_refused(folder: MakeFolder, tmp_path: Path) -> None:
+    with pytest.raises(ModelFilesError, match=r"has no tekken\.json, which tokenizer_mode mistral needs"):
+        load_model_files(str(folder()), tokenizer_mode="mistral")
+    with pytest.raises(
+        ModelFilesError, match=r"has no tokenizer\.json.*leave `tokenizer_mode` out to take tekken\.json"
+    ):
+        load_model_files(str(write(tmp_path / "only", TEKKEN)), tokenizer_mode="hf")
+
+
+@pytest.mark.parametrize(
+    ("files", "length"),
+    [
+        ({"params.json": {"max_seq_len": 32768}}, 32768),
+        ({"params.json": {"max_position_embeddings": 4096, "max_seq_len": 32768}}, 4096),
+        ({"params.json": {"dim": 64}}, 128_000),
+        ({"params.json": {"yarn": {"factor": 4, "original_max_position_embeddings": 8192}}}, 32768),
+        ({"params.json": {"max_seq_len": 32768}, "config.json": {"max_position_embeddings": 1024}}, 1024),
+        ({}, None),
+    ],
+)
+def test_params_json_says_what_config_json_does_not(folder: MakeFolder, files: dict[str, Any], length: int) -> None:
+    assert load_model_files(str(folder(files))).max_model_len == length
+
+
+def test_params_json_tells_the_size_of_the_vocabulary(folder: MakeFolder) -> None:
+    assert load_model_files(str(folder(params={"vocab_size": 131072}))).vocab_size == 131072
 
 
 @pytest.mark.parametrize(

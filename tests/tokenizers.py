@@ -1,5 +1,6 @@
 """Small tokenizers that the tests train for themselves, one for each kind of decoder, and a model folder around one."""
 
+import base64
 import functools
 import json
 from pathlib import Path
@@ -84,6 +85,63 @@ def word_piece() -> Tokenizer:
     tokenizer.decoder = decoders.WordPiece()
     tokenizer.train_from_iterator(TEXTS, trainers.WordPieceTrainer(vocab_size=400, special_tokens=["[UNK]"]))
     return _with_added_tokens(tokenizer)
+
+
+TEKKEN_WORDS = ["the", " tide", " lamp", "turn", "[INST]", "[TOOL_CALLS]", "</s>", "灯台"]
+"""What a small `tekken.json` has tokens for besides the bytes: each, and all that it begins with, as merging needs."""
+
+TEKKEN_SPECIAL = [
+    *["<unk>", "<s>", "</s>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]", "[TOOL_RESULTS]"],
+    *["[/TOOL_RESULTS]", "[TOOL_CALLS]", "[IMG]", "<pad>", "[IMG_BREAK]", "[IMG_END]", "[PREFIX]", "[MIDDLE]"],
+    *[
+        "[SUFFIX]",
+        "[SYSTEM_PROMPT]",
+        "[/SYSTEM_PROMPT]",
+        "[TOOL_CONTENT]",
+        "[ARGS]",
+        "[CALL_ID]",
+        "[THINK]",
+        "[/THINK]",
+    ],
+    *["[MODEL_SETTINGS]", "[/MODEL_SETTINGS]"],
+]
+"""By id. Versions up to 7 know the first 20 by themselves, the rest of the ids are fillers."""
+
+
+def tekken_json(version: str = "v3") -> str:
+    """A `tekken.json` with 30 special tokens, the 256 bytes from id 30 on, and a few words: of `v3`, `v13` or `v15`."""
+    tokens = [bytes([byte]) for byte in range(256)]
+    for word in map(str.encode, TEKKEN_WORDS):
+        tokens += [start for end in range(2, len(word) + 1) if (start := word[:end]) not in tokens]
+    vocab = [
+        {"rank": rank, "token_bytes": base64.b64encode(token).decode(), "token_str": None}
+        for rank, token in enumerate(tokens)
+    ]
+    config = {
+        "pattern": r"\[/?[A-Z_]+\]|</s>|\s?\w+|\s?[^\s\w]|\s+(?!\S)|\s+",
+        "num_vocab_tokens": len(tokens),
+        "default_vocab_size": len(tokens) + 30,
+        "default_num_special_tokens": 30,
+        "version": version,
+    }
+    spec: dict[str, object] = {"config": config, "vocab": vocab}
+    if version != "v3":
+        spec["special_tokens"] = [
+            {"rank": rank, "token_str": text, "is_control": True} for rank, text in enumerate(TEKKEN_SPECIAL)
+        ]
+    if version == "v15":
+        effort = {"type": "enum", "accepts_none": True, "default": "none", "values": ["none", "high"]}
+        spec["model_settings_builder"] = {"reasoning_effort": effort}
+    return json.dumps(spec)
+
+
+def tekken_folder(folder: Path, version: str = "v3", **files: object) -> Path:
+    """Writes a model folder that has a `tekken.json` only; `files` as with `model_folder`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "tekken.json").write_text(tekken_json(version), encoding="utf-8")
+    for name, content in files.items():
+        (folder / f"{name}.json").write_text(json.dumps(content), encoding="utf-8")
+    return folder
 
 
 CHAT_TEMPLATE = (

@@ -12,7 +12,8 @@ from typing import Any, Protocol
 
 import orjson
 
-from proxy.derender.choice import ChoiceStream, Delta, ToolCallDelta
+from proxy.derender.choice import ChoiceStream, Delta
+from proxy.derender.markup import CallPieces
 from proxy.protocol.generate import JsonObject, Outcome, TokenDelta, TokenLogprob
 
 DONE = b"data: [DONE]\n\n"
@@ -33,7 +34,7 @@ class Collected:
 
     content: list[str] = field(default_factory=list)
     reasoning: list[str] = field(default_factory=list)
-    tool_calls: list[ToolCallDelta] = field(default_factory=list)
+    tool_calls: list[CallPieces] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     offsets: list[int] = field(default_factory=list)
@@ -48,9 +49,8 @@ class Collected:
         self.offsets.extend(delta.offsets or ())
         for call in delta.tool_calls:
             if call.name is not None:
-                self.tool_calls.append(ToolCallDelta(call.index, call.arguments, call.id, call.name))
-            else:
-                self.tool_calls[call.index].arguments += call.arguments
+                self.tool_calls.append(CallPieces(call.index, call.id, call.name))
+            self.tool_calls[-1].arguments.append(call.arguments)
         if delta.finish_reason is not None:
             self.finish_reason, self.stop_reason = delta.finish_reason, delta.stop_reason
 

@@ -25,8 +25,10 @@ class ChannelRules:
         self.ends = frozenset(ends)
         self.in_header = Literals([self.message])
         self.in_body = Literals([*ends, self.start, self.channel])
-        self.quiet = Quiet(self.in_body.firsts.isdisjoint)
-        stop = re.escape("".join(m for m in (self.channel, self.start, *map(encode, declaration.dropped)) if len(m) == 1))
+        self.quiet = Quiet(self.in_body.firsts.union(marks.by_id.values()).isdisjoint)
+        stop = re.escape(
+            "".join(m for m in (self.channel, self.start, *map(encode, declaration.dropped)) if len(m) == 1)
+        )
         self.recipient = re.compile(rf"{re.escape(declaration.recipient)}([^\s{stop}]+)" if stop else r"(?!)")
         self.channel_name = re.compile(rf"{re.escape(self.channel)}\s*(\w+)")
         self._tail = re.compile(rf".*{re.escape(self.start)}\s*\w*", re.DOTALL)
@@ -114,7 +116,9 @@ class ChannelMarkup:
         bare = header.lstrip()
         if not bare or bare.startswith(self._rules.header_begins):
             return True
-        return any(bare.startswith(word) or word.startswith(bare) for word in ("assistant", self._rules.declaration.recipient))
+        return any(
+            bare.startswith(word) or word.startswith(bare) for word in ("assistant", self._rules.declaration.recipient)
+        )
 
     def _body(self, text: str, at: int, last: bool, found: Found) -> tuple[int, bool]:
         rules = self._rules

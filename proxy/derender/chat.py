@@ -21,6 +21,7 @@ class ChatForm:
     logprobs: LogprobWriter | None = None
     prompt_token_ids: Sequence[int] | None = None
     prompt_logprobs: LogprobWriter | None = None
+    reasoning_field: str = "reasoning"
 
     chunk_object = "chat.completion.chunk"
     whole_object = "chat.completion"
@@ -34,7 +35,7 @@ class ChatForm:
     def piece(self, index: int, delta: Delta) -> JsonObject:
         fields: JsonObject = {}
         if delta.reasoning:
-            fields["reasoning"] = delta.reasoning
+            fields |= self._reasoning(delta.reasoning)
         if delta.content or not (delta.reasoning or delta.tool_calls):
             fields["content"] = delta.content
         if delta.tool_calls:
@@ -46,6 +47,10 @@ class ChatForm:
             choice["token_ids"] = list(delta.token_ids)
         return choice
 
+    def _reasoning(self, text: str | None) -> JsonObject:
+        names = ("reasoning", "reasoning_content") if self.reasoning_field == "both" else (self.reasoning_field,)
+        return dict.fromkeys(names, text)
+
     def closing(self, index: int, delta: Delta) -> JsonObject:
         return _choice(index, {}, finish_reason=delta.finish_reason, stop_reason=delta.stop_reason)
 
@@ -55,11 +60,11 @@ class ChatForm:
             "role": self.role,
             "content": content if content or not collected.tool_calls else None,
             "refusal": None,
-            "reasoning": "".join(collected.reasoning) or None,
+            **self._reasoning("".join(collected.reasoning) or None),
         }
         if collected.tool_calls:
             message["tool_calls"] = [
-                {"id": c.id, "type": "function", "function": {"name": c.name, "arguments": c.arguments}}
+                {"id": c.id, "type": "function", "function": {"name": c.name, "arguments": "".join(c.arguments)}}
                 for c in collected.tool_calls
             ]
         choice: JsonObject = {

@@ -155,13 +155,15 @@ class MarkupRules:
         self.close = frozenset(map(encode, reasoning.close)) if reasoning else frozenset()
         self.ends = frozenset(map(encode, reasoning.ends)) if reasoning else frozenset()
         self.dropped = frozenset(map(encode, reasoning.dropped)) if reasoning else frozenset()
+        ended_by = openers if reasoning and reasoning.ended_by_calls else []
         self.in_content = Literals([*(openers if reads_calls else ()), *self.open, *self.close, *self.dropped])
-        self.in_reasoning = Literals([*openers, *self.open, *self.close, *self.ends])
-        self.quiet_content = Quiet(self.in_content.firsts.isdisjoint)
-        self.quiet_reasoning = Quiet(self._is_quiet_reasoning)
-
-    def _is_quiet_reasoning(self, text: str) -> bool:
-        return self.in_reasoning.firsts.isdisjoint(text) and not (self.trim and text[-1:].isspace())
+        self.in_reasoning = Literals([*ended_by, *self.open, *self.close, *self.ends])
+        firsts_of_content = self.in_content.firsts.union(marks.by_id.values())
+        firsts_of_reasoning = self.in_reasoning.firsts.union(marks.by_id.values())
+        self.quiet_content = Quiet(firsts_of_content.isdisjoint)
+        self.quiet_reasoning = Quiet(
+            lambda text: firsts_of_reasoning.isdisjoint(text) and not (self.trim and text[-1:].isspace())
+        )
 
 
 class Markup:
@@ -199,6 +201,7 @@ class Markup:
         self._opener = ""
         self._candidates: tuple[int, ...] = ()
         self._codec: Codec | None = None
+        self.quiet: Quiet | None = None
         self._settle()
 
     @property
@@ -223,7 +226,8 @@ class Markup:
 
     def finish(self, found: Found, stopped: bool) -> None:
         self._sink.found = found
-        self._read(self._held, True, found)
+        if self.place != "call" or self._sink.active or stopped:  # a cut beginning of a call is dropped
+            self._read(self._held, True, found)
         if self.place == "call":
             assert self._codec is not None
             if self._sink.active:

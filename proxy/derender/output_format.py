@@ -7,6 +7,7 @@ state machine of one choice.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from proxy.derender.channels import ChannelMarkup, ChannelRules
@@ -38,7 +39,6 @@ FARTHEST_BACK = 8192
 """Tokens at the end of a prompt that are looked at for where the answer begins."""
 
 FORCED_LIST = JsonCalls(array=True)
-"""What a JSON schema for `tool_choice: required` makes of an answer: a list of names with their arguments."""
 
 _SYNTAXES: dict[type, Callable[[Any, Marks], Syntax]] = {
     JsonCalls: JsonSyntax,
@@ -92,12 +92,7 @@ class OutputFormat:
         declared = [reasoning, *calls] if reasoning else [*calls]
         self.marks = Marks(vocabulary.added_texts, [text for d in declared for text in texts(d)])
         self.channels = next((ChannelRules(c, self.marks) for c in calls if isinstance(c, Channels)), None)
-        native = [c for c in calls if not isinstance(c, Channels)]
-        self._syntaxes = [_SYNTAXES[type(c)](c, self.marks) for c in native]
-        self._read = MarkupRules(reasoning, self._syntaxes, self.marks)
-        self._unread = MarkupRules(reasoning, self._syntaxes, self.marks, reads_calls=False)
-        if native:
-            self._required = MarkupRules(reasoning, [*self._syntaxes, JsonSyntax(FORCED_LIST, self.marks)], self.marks)
+        self._rules = lru_cache(maxsize=64)(self._compile)
         encode = self.marks.encode
         self._open = frozenset(map(encode, reasoning.open)) if reasoning else frozenset()
         closers = map(encode, reasoning.close) if reasoning else ()
@@ -110,35 +105,30 @@ class OutputFormat:
             shown=use.asked,
             only_first=not use.parallel,
             nine_ids=any(isinstance(calls, HeaderCalls) and calls.ids == "nine" for calls in self.calls),
-            text=not (use.required and use.only is None and all(calls.forced_json for calls in self.calls)),
+            text=not (use.required and all(calls.forced_json for calls in self.calls)),
         )
-        rules: MarkupRules | ChannelRules
         tail = self._tail(prompt_token_ids)
-        if self.channels is not None:
-            rules = self.channels
-        elif not self.calls or not (use.asked or hidden):
-            rules = self._unread
-        elif use.only is not None:
-            rules = self._named(use.only)
-        else:
-            rules = self._required if use.required else self._read
-        return MarkupPlan(
-            self.marks,
-            rules,
-            policy,
-            ToolSchemas(use.tools),
-            self._limits,
-            inside=self._starts_inside(tail, variables),
-            header=self.channels.header_in(tail) if self.channels is not None else "",
-        )
+        inside = self._starts_inside(tail, variables)
+        reasons = inside or self.reasoning is None or not self.reasoning.once
+        reads_calls = bool(self.calls) and (use.asked or hidden)
+        rules = self.channels or self._rules(reasons, reads_calls, use.required, use.only)
+        header = self.channels.header_in(tail) if self.channels is not None else ""
+        return MarkupPlan(self.marks, rules, policy, ToolSchemas(use.tools), self._limits, inside, header)
 
-    def _named(self, only: str) -> MarkupRules:
-        """One function is forced: its arguments may come alone, as a JSON schema makes them."""
-        syntaxes = [
-            JsonSyntax(s.declaration, self.marks, only) if isinstance(s, JsonSyntax) and s.bare else s
-            for s in self._syntaxes
-        ]
-        return MarkupRules(self.reasoning, [*syntaxes, ArgumentsSyntax(only)], self.marks)
+    def _compile(self, reasons: bool, reads_calls: bool, required: bool, only: str | None) -> MarkupRules:
+        """With the forms that a JSON schema makes of a call that the request demands: a list of names with their
+        arguments, or, of the one function `only`, the arguments alone."""
+        syntaxes: list[Syntax] = []
+        for calls in self.calls:
+            if isinstance(calls, JsonCalls) and not calls.open:
+                syntaxes.append(JsonSyntax(calls, self.marks, only))
+            elif not isinstance(calls, Channels):
+                syntaxes.append(_SYNTAXES[type(calls)](calls, self.marks))
+        if reads_calls and only is not None:
+            syntaxes.append(ArgumentsSyntax(only))
+        elif reads_calls and required:
+            syntaxes.append(JsonSyntax(FORCED_LIST, self.marks))
+        return MarkupRules(self.reasoning if reasons else None, syntaxes, self.marks, reads_calls)
 
     def reasoning_ended(self, prompt_token_ids: Sequence[int], variables: Mapping[str, Any]) -> bool:
         """Whether the answer begins outside the reasoning."""

@@ -64,7 +64,9 @@ def _types(schema: Any, depth: int) -> Iterator[str]:
     elif isinstance(declared, list):
         yield from (name for name in declared if isinstance(name, str))
     else:
-        values = schema["enum"] if isinstance(schema.get("enum"), list) else [schema["const"]] if "const" in schema else []
+        values = (
+            schema["enum"] if isinstance(schema.get("enum"), list) else [schema["const"]] if "const" in schema else []
+        )
         yield from (_type_of(value) for value in values)
         if "properties" in schema or "additionalProperties" in schema:
             yield "object"

@@ -21,8 +21,9 @@ class Reasoning:
 
     `starts`: whether an answer begins inside, where the prompt does not say; one of `switches`, template variables
     that turn thinking on or off, goes before it. `trim`: white space at the end of the reasoning is the template's, and
-    dropped ("end"), or at both ends ("both"). `ends` also end the reasoning and stay to be read (tool openers always
-    do); `dropped` are markers around the answer, which are not part of it.
+    dropped ("end"), or at both ends ("both"). `ends` also end the reasoning and stay to be read, and so do the markers
+    that begin calls, unless `ended_by_calls` is false; `dropped` are markers around the answer, which are not part of
+    it. `once`: where the prompt says that the answer begins outside, there is no reasoning, and its markers are text.
     """
 
     close: tuple[str, ...]
@@ -31,6 +32,8 @@ class Reasoning:
     switches: tuple[str, ...] = ()
     trim: Literal["", "end", "both"] = ""
     ends: tuple[str, ...] = ()
+    ended_by_calls: bool = True
+    once: bool = False
     dropped: tuple[str, ...] = ()
 
 
@@ -38,8 +41,10 @@ class Reasoning:
 class JsonCalls:
     """A JSON object per call, or an array of them (`array`): `<tool_call>{"name": ..., "arguments": ...}</tool_call>`.
 
-    Without `open` the calls are the whole answer and begin it. `name` None: the object's only key is the name, and its
-    value the arguments. `separator` stands between calls that have no markers.
+    Without `open` the calls are the whole answer and begin it; an opener that ends in `{` is the object's own, and the
+    first key has to be one of a call. `name` None: the object's only key is the name, and its
+    value the arguments. `separator` stands between calls that have no markers. `by_text`: the markers count also where
+    a model spells them in ordinary tokens.
     """
 
     open: tuple[str, ...] = ()
@@ -48,6 +53,7 @@ class JsonCalls:
     name: str | None = "name"
     arguments: tuple[str, ...] = ("arguments", "parameters")
     separator: str = ""
+    by_text: bool = False
     forced_json: bool = False
     hidden: bool = False
 

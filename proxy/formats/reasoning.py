@@ -5,8 +5,8 @@ from proxy.formats.kinds import Channels, Reasoning
 THINKING = ("enable_thinking", "thinking")
 EFFORT = ("reasoning_effort", *THINKING)
 
-THINK = Reasoning(open=("<think>",), close=("</think>",))
-"""DeepSeek R1 and everything that thinks like it, whatever the request says."""
+THINK = Reasoning(open=("<think>",), close=("</think>",), ended_by_calls=False)
+"""DeepSeek R1 and everything that thinks like it, whatever the request says; only the closing tag ends it."""
 
 HARMONY = Channels(
     start="<|start|>",
@@ -22,7 +22,7 @@ HARMONY = Channels(
 
 REASONING: dict[str, Reasoning | Channels] = {
     "deepseek_r1": THINK,
-    "deepseek_v3": Reasoning(open=("<think>",), close=("</think>",), starts="outside", switches=THINKING),
+    "deepseek_v3": Reasoning(open=("<think>",), close=("</think>",), starts="outside", switches=THINKING, once=True),
     "deepseek_v4": Reasoning(open=("<think>",), close=("</think>",), switches=EFFORT),
     "deepseek_v41": Reasoning(open=("<think>",), close=("</think>",), switches=EFFORT),
     "ernie45": Reasoning(
@@ -76,7 +76,7 @@ REASONING: dict[str, Reasoning | Channels] = {
     "minimax_m3": Reasoning(
         open=("<mm:think>",), close=("</mm:think>",), starts="outside", switches=THINKING, trim="end"
     ),
-    "mistral": Reasoning(open=("[THINK]", "<think>"), close=("[/THINK]", "</think>"), starts="outside"),
+    "mistral": Reasoning(open=("[THINK]",), close=("[/THINK]",), starts="outside"),
     "nemotron_v3": Reasoning(open=("<think>",), close=("</think>",), switches=THINKING, trim="end"),
     "olmo3": Reasoning(open=("<think>",), close=("</think>",)),
     "openai_gptoss": HARMONY,

@@ -12,7 +12,7 @@ NOT_HERE: Mapping[str, str] = {
     "cohere_command3": "its grammar lives in Cohere's own library (melody), not in markers",
     "cohere_command4": "its grammar lives in Cohere's own library (melody), not in markers",
     "gigachat3": "its calls are a role of their own, for which no output was recorded",
-    "hf": "reads `response_template` metadata out of a checkpoint's tokenizer, which is a program and not a declaration",
+    "hf": "reads `response_template` metadata out of a checkpoint's tokenizer: a program, not a declaration",
     "minimax_m2_append_think": "leaves the reasoning in the content; leave reasoning_parser out for that",
     "muse": "messages whose bodies are XML-like calls; no output of it was recorded",
     "plamo3": "nested markers; no output of it was recorded",

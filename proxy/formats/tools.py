@@ -1,4 +1,4 @@
-"""How model families write tool calls. One declaration each, by vLLM's parser name; several where a family does both."""
+"""How model families write tool calls, by vLLM's parser name: one declaration, or several where a family does both."""
 
 from proxy.formats.kinds import (
     Calls,
@@ -11,7 +11,7 @@ from proxy.formats.kinds import (
 )
 from proxy.formats.reasoning import HARMONY
 
-HERMES = JsonCalls(open=("<tool_call>",), close=("</tool_call>",))
+HERMES = JsonCalls(open=("<tool_call>",), close=("</tool_call>",), by_text=True)
 
 QWEN3_XML = TaggedCalls(
     section=("<tool_call>",),
@@ -81,6 +81,7 @@ def _hunyuan(separator: str) -> TaggedCalls:
 PYTHONIC = PythonicCalls()
 LLAMA_JSON = (
     JsonCalls(open=("<|python_tag|>",), separator=";", arguments=("parameters", "arguments")),
+    JsonCalls(open=("\n{",), separator=";", arguments=("parameters", "arguments")),
     JsonCalls(separator=";", arguments=("parameters", "arguments")),
 )
 
@@ -101,16 +102,14 @@ TOOLS: dict[str, tuple[Calls, ...]] = {
             parameter_end="</parameter>",
         ),
     ),
-    "ernie45": (JsonCalls(open=("<tool_call>",), close=("</tool_call>",), forced_json=True),),
+    "ernie45": (JsonCalls(open=("<tool_call>",), close=("</tool_call>\n", "</tool_call>"), forced_json=True),),
     "functiongemma": (
         QuotedMapCalls(
             open=("<start_function_call>",), close=("<end_function_call>",), quote="<escape>", quoted="schema"
         ),
     ),
     "gemma4": (
-        QuotedMapCalls(
-            open=("<|tool_call>",), close=("<tool_call|>",), quote='<|"|>', forced_json=False, hidden=True
-        ),
+        QuotedMapCalls(open=("<|tool_call>",), close=("<tool_call|>",), quote='<|"|>', forced_json=False, hidden=True),
     ),
     "glm45": (GLM,),
     "glm47": (GLM,),
@@ -153,7 +152,7 @@ TOOLS: dict[str, tuple[Calls, ...]] = {
     "llama3_json": LLAMA_JSON,
     "llama4_json": LLAMA_JSON,
     "llama4_pythonic": (PythonicCalls(open=("<|python_start|>",), close=("<|python_end|>",)), PYTHONIC),
-    "longcat": (JsonCalls(open=("<longcat_tool_call>",), close=("</longcat_tool_call>",)),),
+    "longcat": (JsonCalls(open=("<longcat_tool_call>",), close=("</longcat_tool_call>",), by_text=True),),
     "mimo": (QWEN3_XML,),
     "minicpm5": (
         TaggedCalls(

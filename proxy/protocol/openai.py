@@ -284,6 +284,7 @@ class ChatRequest(GenerationRequest):
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: str | None = None
+    include_reasoning: bool | None = None
 
     chat_template: str | None = None
     chat_template_kwargs: JsonObject | None = None

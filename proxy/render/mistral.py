@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 
 from mistral_common.exceptions import InvalidToolException, InvalidToolSchemaException, MistralCommonException
 from mistral_common.protocol.instruct.request import ChatCompletionRequest, ReasoningEffort
+from mistral_common.protocol.instruct.tool_calls import Function, Tool
 from mistral_common.tokens.tokenizers.base import SpecialTokenPolicy
 from mistral_common.tokens.tokenizers.mistral import MistralTokenizer
 from mistral_common.tokens.tokenizers.tekken import Tekkenizer
@@ -100,9 +101,8 @@ class MistralRenderer:
             )
             return RenderedChat(self._tokenizer.encode_chat(chat), [])
         except _REFUSALS as error:
-            of_tools = isinstance(error, InvalidToolException | InvalidToolSchemaException)
-            message = f"The model's tokenizer refused the chat: {_reason(error)}"
-            raise BadRequest(message, param="tools" if of_tools else "messages") from error
+            message = f"mistral-common refused the chat: {_reason(error)}"
+            raise BadRequest(message, param="tools" if _is_of_tools(error) else "messages") from error
 
 
 def _refuse_template_fields(request: ChatRequest) -> None:
@@ -135,7 +135,7 @@ def _check_last(request: ChatRequest) -> None:
 
 def _openai_messages(messages: list[JsonObject]) -> list[JsonObject]:
     """The messages in the one spelling of OpenAI's that the package reads, with ids of tool calls that it takes."""
-    normalise(messages, content_format="string", knows_developer=True)  # for its errors, which name the place
+    normalise(messages, content_format="parts", knows_developer=True)  # for its errors, which name the place
     short = _CallIds()
     return [_openai_message(message, f"messages[{index}]", short) for index, message in enumerate(messages)]
 
@@ -143,7 +143,7 @@ def _openai_messages(messages: list[JsonObject]) -> list[JsonObject]:
 def _openai_message(message: JsonObject, place: str, short: "_CallIds") -> JsonObject:
     role, content = message["role"], message.get("content")
     if isinstance(content, list):
-        content = [_openai_part(part) for part in content]
+        content = [_openai_part(part, f"{place}.content[{index}]") for index, part in enumerate(content)]
     match role:
         case "system" | "developer" | "user":
             return {"role": role, "content": content or ""}
@@ -165,12 +165,13 @@ def _openai_message(message: JsonObject, place: str, short: "_CallIds") -> JsonO
             )
 
 
-def _openai_part(part: Json) -> JsonObject:
+def _openai_part(part: Json, place: str) -> JsonObject:
     if isinstance(part, str):
         return {"type": "text", "text": part}
-    if part["type"] == "thinking":
-        return {"closed": True, **part}
-    return {"type": "text", "text": part[TEXT_PARTS[part["type"]]]}
+    kind = part["type"]
+    if kind not in TEXT_PARTS:
+        raise BadRequest(f"`{place}` is of type {kind!r}, but chats of this model take text only here.", param=place)
+    return part if kind == "thinking" else {"type": "text", "text": part[TEXT_PARTS[kind]]}
 
 
 def _openai_call(call: JsonObject, place: str, short: "_CallIds") -> JsonObject:
@@ -215,6 +216,12 @@ def _characters(value: Json) -> int:
     elif isinstance(value, list):
         inside = value
     return sum(map(_characters, inside))
+
+
+def _is_of_tools(error: Exception) -> bool:
+    if isinstance(error, ValidationError):
+        return error.title in (Tool.__name__, Function.__name__)
+    return isinstance(error, InvalidToolException | InvalidToolSchemaException)
 
 
 def _reason(error: Exception) -> str:

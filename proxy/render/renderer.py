@@ -67,10 +67,8 @@ class TemplateRenderer:
         self._templates = ChatTemplates(
             settings.templates, settings.special_tokens, trusted=settings.trust_request_chat_template
         )
-        self._defaults, self._split_special_tokens = (
-            settings.default_chat_template_kwargs,
-            settings.split_special_tokens,
-        )
+        self._default_variables = settings.default_chat_template_kwargs
+        self._split_special_tokens = settings.split_special_tokens
         self.description = "chat template" if settings.templates else "no chat template, completions only"
 
     def render(self, request: ChatRequest, check_length: Callable[[int], None]) -> RenderedChat:
@@ -105,6 +103,6 @@ class TemplateRenderer:
             template=request.chat_template,
             add_generation_prompt=request.generation_prompt,
             continue_final_message=bool(request.continue_final_message),
-            kwargs={**self._defaults, **(given.variables or {})},
+            kwargs={**self._default_variables, **(given.variables or {})},
         )
         return text, given.mark, [dict(part) for part in normal.content_parts]

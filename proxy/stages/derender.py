@@ -106,7 +106,7 @@ def derender_completion_step(model: ServedModel, body: CompletionDerenderStep, h
 
 def _needs_request(model: ServedModel) -> bool:
     """Whether the model's output has markup, so that it takes the request to read it."""
-    return False
+    return model.output_format is not None
 
 
 def _check_request(model: ServedModel, request: GenerationRequest | None, param: str) -> None:

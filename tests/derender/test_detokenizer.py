@@ -440,3 +440,23 @@ def test_added_tokens_are_known_by_id() -> None:
     assert turn in v.special_ids
     assert think not in v.special_ids
     assert sorted(v.special_texts) == sorted(tokenizers.SPECIAL)
+
+
+def test_a_table_of_bytes_is_a_vocabulary_too() -> None:
+    first, *rest = [bytes([byte]) for byte in "🕰".encode()]
+    v = Vocabulary.of_table([b"", b"", b" lamp", first, *rest, b"\xb0 turn"], {0: "<s>", 1: "[TOOL_CALLS]"})
+    assert (v.size, v.longest, v.special_ids) == (8, 12, frozenset({0, 1}))
+    assert (v.added_texts, sorted(v.special_texts)) == ({0: "<s>", 1: "[TOOL_CALLS]"}, ["<s>", "[TOOL_CALLS]"])
+    assert (v.text_of(1), v.bytes_of(1), v.bytes_of(3), v.text_of(8)) == ("[TOOL_CALLS]", b"[TOOL_CALLS]", first, "")
+    assert pieces(v, (), [0, 2, 3, 4, 5, 7, 1, 9], skip=False) == [
+        "<s>",
+        " lamp",
+        "",
+        "",
+        "",
+        "🕰 turn",
+        "[TOOL_CALLS]",
+        "",
+        "",
+    ]
+    assert pieces(v, (), [0, 2, 3, 1, 4, 5], skip=True) == ["", " lamp", "", "", "", "", BROKEN]

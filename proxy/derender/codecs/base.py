@@ -87,6 +87,7 @@ class Codec(ABC):
 
     def finish(self, sink: Sink, stopped: bool) -> None:
         """The output ended inside a call. What is complete may be closed where the model `stopped` by itself."""
+        return
 
     def dump(self, marks: Marks) -> Any:
         return [_dumped(getattr(self, name), marks) for name in self.STATE]
@@ -114,7 +115,7 @@ def _loaded(kind: type, value: Any, marks: Marks) -> Any:
         return JsonValue.load(value)
     if kind is list and isinstance(value, list):
         return [marks.load(part) for part in value]
-    if type(value) is not kind or (kind is int and value < 0):
+    if type(value) is not kind or (isinstance(value, int) and value < 0):
         raise ValueError("the state of a call holds a value of another type")
     return value
 

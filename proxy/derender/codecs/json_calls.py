@@ -20,14 +20,15 @@ class JsonSyntax:
 
     def __init__(self, declaration: JsonCalls, marks: Marks, only: str | None = None) -> None:
         self.declaration, self.marks, self.only = declaration, marks, only
-        self.openers = tuple(map(marks.encode, declaration.open))
+        spelled = declaration.by_text
+        self.openers = (*map(marks.encode, declaration.open), *(declaration.open if spelled else ()))
         self.bare = frozenset() if self.openers else frozenset("[" if declaration.array else "{")
-        closers = map(marks.encode, declaration.close)
+        closers = (*map(marks.encode, declaration.close), *(declaration.close if spelled else ()))
         self.after = Between(*closers, *self.openers)
         self.keys = frozenset((declaration.name or "", *declaration.arguments, *_SMALL_KEYS))
 
     def codec(self, opener: str, schemas: Schemas, limits: MarkupLimits) -> "JsonCodec":
-        return JsonCodec(self, limits)
+        return JsonCodec(self, limits, opener.endswith("{"))
 
 
 class JsonCodec(Codec):
@@ -43,9 +44,10 @@ class JsonCodec(Codec):
         "value": JsonValue,
     }
 
-    def __init__(self, syntax: JsonSyntax, limits: MarkupLimits) -> None:
+    def __init__(self, syntax: JsonSyntax, limits: MarkupLimits, opened: bool) -> None:
         self._syntax, self._limits = syntax, limits
-        self.state = "start"
+        self._strict = opened or bool(syntax.bare)
+        self.state = "key" if opened else "start"
         self.array = False
         self._next_object()
 
@@ -92,7 +94,7 @@ class JsonCodec(Codec):
                     end, key = json_string(text, at, LONGEST_HEADER)
                     if key is None:
                         return (at, Step.WAIT) if end >= 0 and not last else self._broken(at, sink)
-                    if self._syntax.bare and not self.name and not self._is_of_a_call(key):
+                    if self._strict and not self.name and not self._is_of_a_call(key):
                         return end, Step.FAILED
                     self.key, self.state, at = key, "colon", end
                 case "colon":

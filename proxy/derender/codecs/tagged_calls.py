@@ -41,7 +41,7 @@ class Tag:
         if first:
             self.prefix = template[: first.start()]
             self.end = template[template.rindex('"') + 1 :]
-            self.attributes = {name: hole for name, hole in re.findall(r'([\w:-]+)="\{(\w+)\}"', template)}
+            self.attributes = dict(re.findall(r'([\w:-]+)="\{(\w+)\}"', template))
         else:
             self.prefix, self.hole, self.end = HOLE.split(template)
 
@@ -158,7 +158,7 @@ class TaggedCodec(Codec):
         if marker == tag.end:
             end += len(marker)
         elif bare:
-            close, following = syntax.inside.next(text, end, last)
+            _, following = syntax.inside.next(text, end, last)
             if following == "":
                 return at, Step.WAIT
             has_arguments = following == syntax.parameter.prefix
