@@ -18,6 +18,16 @@ from proxy.protocol.generate import JsonObject, TokenDelta
 
 CARRIED_VERSION = 1
 
+AT_REST: JsonObject = {
+    "decoder": ["", 0, False],
+    "markup": None,
+    "held": "",
+    "end": None,
+    "chars": 0,
+    "finish": None,
+}
+"""What of a choice's state is left out, and stands for itself when it is missing: most of it, most of the time."""
+
 
 @dataclass(slots=True)
 class Carried:
@@ -33,14 +43,17 @@ class Carried:
     late: str = ""
 
     def dump(self) -> JsonObject:
-        return {
+        choice = self.stream.dump()
+        state: JsonObject = {
             "v": CARRIED_VERSION,
             "created": self.created,
             "prompt": self.prompt,
             "index": self.index,
-            "opened": self.opened,
-            "choice": self.stream.dump(),
+            "choice": {key: value for key, value in choice.items() if key not in AT_REST or value != AT_REST[key]},
         }
+        if not self.opened:
+            state["opened"] = False
+        return state
 
     @classmethod
     def load(cls, context: ChoiceContext, state: JsonObject, name: str) -> "Carried":
@@ -48,10 +61,12 @@ class Carried:
         if state.get("v") != CARRIED_VERSION:
             raise ValueError(f"its version is not {CARRIED_VERSION}")
         created, prompt, index = (_count(state, key) for key in ("created", "prompt", "index"))
-        opened = state.get("opened")
+        opened, choice = state.get("opened", True), state.get("choice")
         if created is None or prompt is None or type(opened) is not bool:
-            raise ValueError("created, prompt or opened is missing")
-        return cls(ChoiceStream.load(context, state.get("choice"), name), created, prompt, index, opened)
+            raise ValueError("created or prompt is missing, or opened is no boolean")
+        if type(choice) is not dict:
+            raise ValueError("choice is not an object")
+        return cls(ChoiceStream.load(context, AT_REST | choice, name), created, prompt, index, opened)
 
     @classmethod
     def of_vllm(cls, context: ChoiceContext, state: VllmState, created: int, name: str) -> "Carried":
