@@ -32,7 +32,7 @@ from proxy.protocol.derender import (
 )
 from proxy.protocol.errors import BadRequest
 from proxy.protocol.generate import Outcome
-from proxy.protocol.openai import MAX_CHOICES, CompletionRequest, GenerationRequest
+from proxy.protocol.openai import MAX_CHOICES, ChatRequest, CompletionRequest, GenerationRequest
 
 EitherForm = TypeVar("EitherForm", ChatForm, CompletionForm)
 
@@ -43,7 +43,7 @@ NO_REQUEST = GenerationRequest.model_validate({})
 def derender_chat(model: ServedModel, body: ChatDerenderWhole, head: Head) -> bytes:
     """The response of `/v1/chat/completions` that an engine's whole answer makes."""
     request, response = body.chat_request, body.generate_response
-    _check_request(model, request, "chat_request")
+    _check_chat_request(model, request)
     prompt = response.prompt_token_ids if body.prompt_token_ids is None else body.prompt_token_ids
     _check_response(model, response, prompt, "generate_response")
     context = choice_context(model, request or NO_REQUEST, prompt or ())
@@ -61,7 +61,8 @@ def derender_chat(model: ServedModel, body: ChatDerenderWhole, head: Head) -> by
 def derender_completion(model: ServedModel, body: CompletionDerenderWhole, head: Head) -> bytes:
     """The response of `/v1/completions` that the whole answers to its prompts make; choices are counted through."""
     request, responses = body.completion_request, body.generate_responses
-    _check_request(model, request, "completion_request")
+    if request is not None:
+        request.check()
     given = body.prompt_token_ids or [None] * len(responses)
     prompts = [r.prompt_token_ids if ids is None else ids for r, ids in zip(responses, given, strict=True)]
     for number, (response, prompt) in enumerate(zip(responses, prompts, strict=True)):
@@ -84,7 +85,7 @@ def derender_completion(model: ServedModel, body: CompletionDerenderWhole, head:
 def derender_chat_step(model: ServedModel, body: ChatDerenderStep, head: Head) -> bytes:
     """`{"chunk": ..., "stream_state": ...}` of one event; `head.created` is used in the first call only."""
     request = body.chat_request
-    _check_request(model, request, "chat_request")
+    _check_chat_request(model, request)
     if body.prompt is None and not isinstance(body.stream_state, dict) and _needs_request(model):
         raise BadRequest(
             "prompt_token_ids is missing; the first call needs it, for it decides how an answer begins",
@@ -98,7 +99,8 @@ def derender_chat_step(model: ServedModel, body: ChatDerenderStep, head: Head) -
 def derender_completion_step(model: ServedModel, body: CompletionDerenderStep, head: Head) -> bytes:
     """As `derender_chat_step`."""
     request = body.completion_request
-    _check_request(model, request, "completion_request")
+    if request is not None:
+        request.check()
     form = _completion_form(request, MAX_CHOICES, [body.prompt or []])
     form = _with_writers(form, model, request, [body.generate_chunk])
     return _step(model, request or NO_REQUEST, body, head, form)
@@ -109,11 +111,13 @@ def _needs_request(model: ServedModel) -> bool:
     return model.output_format is not None
 
 
-def _check_request(model: ServedModel, request: GenerationRequest | None, param: str) -> None:
+def _check_chat_request(model: ServedModel, request: ChatRequest | None) -> None:
     if request is not None:
         request.check()
     elif _needs_request(model):
-        raise BadRequest(f"{param} is missing; the model's output cannot be parsed without it", param=param)
+        raise BadRequest(
+            "chat_request is missing; the model's output cannot be parsed without it", param="chat_request"
+        )
 
 
 def _collected(context: ChoiceContext, choice: GeneratedChoice, name: str) -> tuple[Collected, int]:

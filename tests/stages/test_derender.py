@@ -554,3 +554,63 @@ async def through_the_stages(t: Talk, path: str, name: str, request: Json, strea
         return spoken(await t.ask(DERENDER, {"generate_response": response, **common}))
     lists = {key: [common[key]] for key in ("prompt_tokens", "prompt_token_ids")}
     return spoken(await t.ask(DERENDER_COMPLETION, {"generate_responses": [response], **common, **lists}))
+
+
+# Models with parsers
+
+PARSERS = {"tool_call_parser": "hermes", "reasoning_parser": "qwen3", "enable_auto_tool_choice": True}
+TOOL = {"type": "function", "function": {"name": "log", "parameters": {"type": "object", "properties": {}}}}
+CALL = '<tool_call>\n{"name": "log", "arguments": {"text": "Tide in"}}\n</tool_call>'
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        (DERENDER, {"generate_response": whole(said(1))}, "chat_request"),
+        (DERENDER, step(said(1), prompt_token_ids=[1]), "chat_request"),
+        (DERENDER, step(said(1), chat_request=CHAT_REQUEST), "prompt_token_ids"),
+        (DERENDER, step(said(1), chat_request=CHAT_REQUEST, state={}), "prompt_token_ids"),
+        (DERENDER, step(usage={"completion_tokens": 1}), "chat_request"),
+    ],
+)
+async def test_markup_is_not_read_without_what_it_takes(tmp_path: Path, path: str, body: Json, param: str) -> None:
+    async with talk(tmp_path, **PARSERS) as t:
+        error = await t.refused(path, body)
+    assert (error["param"], "is missing" in error["message"]) == (param, True)
+
+
+async def test_completions_need_no_request_for_they_have_no_markup(tmp_path: Path) -> None:
+    async with talk(tmp_path, **PARSERS) as t:
+        answer = await t.ask(DERENDER_COMPLETION, {"generate_responses": [whole(said(*ids_of(CALL), finish="stop"))]})
+    assert only(answer["choices"])["text"] == CALL
+
+
+async def test_the_stages_by_hand_read_reasoning_and_calls_as_the_chat_route_does(tmp_path: Path) -> None:
+    request = {"messages": HELLO, "tools": [TOOL], "request_id": "r"}
+    events = [[i] for i in ids_of(f"<think>The tide.</think>Noted. {CALL}")]
+    async with talk(tmp_path, *events, END, **PARSERS) as t:
+        direct = only((await t.ask(CHAT, request))["choices"])
+        generate = await t.ask(f"{CHAT}/render", {**request, "stream": True})
+        common = {"chat_request": {**request, "stream": True}}
+        first = {"prompt_token_ids": generate["token_ids"]}
+        chunks = await derendered(t, DERENDER, await t.stream("/inference/v1/generate", generate), first, **common)
+    deltas = [only(chunk["choices"])["delta"] for chunk in chunks if chunk["choices"]]
+    message = direct["message"]
+    for field in ("reasoning", "content"):
+        assert "".join(delta.get(field) or "" for delta in deltas) == message[field]
+    calls = [call for delta in deltas for call in delta.get("tool_calls", ())]
+    assert calls[0]["function"]["name"] == "log"
+    arguments = "".join(call["function"]["arguments"] for call in calls)
+    assert arguments == only(message["tool_calls"])["function"]["arguments"]
+    assert only(chunks[-1]["choices"])["finish_reason"] == direct["finish_reason"] == "tool_calls"
+
+
+async def test_a_parsed_stream_of_vllm_is_taken_over_inside_a_call(tmp_path: Path) -> None:
+    ids = ids_of(CALL)
+    state = {"role_sent": True, "output_token_ids": ids[:-12], "output_chunk_lens": [1] * (len(ids) - 12)}
+    request = {**CHAT_REQUEST, "tools": [TOOL], "stream": True}
+    async with talk(tmp_path, **PARSERS) as t:
+        body = step(said(*ids[-12:], END, finish="stop"), state=state, chat_request=request, prompt_token_ids=[1])
+        choice = only((await t.ask(DERENDER, body))["chunk"]["choices"])
+    assert choice["finish_reason"] == "tool_calls"
+    assert all("name" not in call["function"] for call in choice["delta"].get("tool_calls", ()))
