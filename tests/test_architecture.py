@@ -10,8 +10,9 @@ ROOT = Path(__file__).parent.parent / "proxy"
 
 MAY_IMPORT = {
     "protocol": set(),
-    "render": {"protocol"},
-    "derender": {"protocol"},
+    "formats": set(),
+    "render": {"protocol", "formats"},
+    "derender": {"protocol", "formats"},
     "generate": {"protocol"},
     "embedded": {"protocol", "render"},
     "config": {"yaml_document"},
@@ -21,7 +22,7 @@ MAY_IMPORT = {
     "pipeline": {"models", "render", "generate", "derender", "protocol"},
     "stages": {"pipeline", "models", "render", "generate", "derender", "protocol"},
     "api": {"stages", "pipeline", "models", "render", "derender", "protocol"},
-    "app": {"api", "models", "model_files", "config", "render", "generate"},
+    "app": {"api", "models", "model_files", "config", "formats", "render", "generate", "derender"},
     "demo": {"app", "config", "embedded"},
     "cli": {"app", "config", "demo", "embedded"},
     "__main__": {"cli"},
@@ -30,6 +31,7 @@ MAY_IMPORT = {
 """Part of the project -> the other parts that it may import. Everybody may import `proxy` itself."""
 
 PURE = {
+    "formats": {"asyncio", "aiohttp", "socket", "os", "io", "pathlib", "subprocess", "threading", "logging", "time"},
     "render": {"asyncio", "aiohttp", "socket", "os", "io", "pathlib", "subprocess", "threading", "logging"},
     "derender": {"asyncio", "aiohttp", "socket", "os", "io", "pathlib", "subprocess", "threading", "logging", "time"},
     "protocol": {"asyncio", "aiohttp", "socket", "os", "io", "pathlib", "subprocess", "threading", "logging", "time"},

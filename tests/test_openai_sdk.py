@@ -5,6 +5,7 @@ import json
 import re
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -101,6 +102,38 @@ def test_a_streamed_answer_has_the_same_ids_and_text_as_a_whole_one(client: Open
     assert [part.finish_reason for part in deltas][-1] == choice.finish_reason == "length"
     assert chunks[-1].usage == whole.usage
     assert len(deltas) > 20, "it came in pieces"
+
+
+def posted(url: str, body: Any) -> bytes:
+    request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request) as response:
+        answer: bytes = response.read()
+        return answer
+
+
+def test_the_stages_by_hand_give_the_answer_of_the_chat_route(client: OpenAI, base_url: str) -> None:
+    request: Any = {"model": MODEL_NAME, "messages": QUESTION, "max_tokens": 30, "temperature": 0}
+    direct = client.chat.completions.create(**request)
+
+    generate = json.loads(posted(f"{base_url}/chat/completions/render", {**request, "stream": True}))
+    generate_url = f"{base_url.removesuffix('/v1')}/inference/v1/generate"
+    response = json.loads(posted(generate_url, {**generate, "stream": False}))
+    common = {"chat_request": request, "prompt_tokens": len(generate["token_ids"])}
+    common["prompt_token_ids"] = generate["token_ids"]
+    derender = f"{base_url}/chat/completions/derender"
+    whole = json.loads(posted(derender, {**common, "generate_response": response}))
+    text, state = "", None
+    for event in posted(generate_url, generate).decode().split("\n\n")[:-2]:
+        chunk = json.loads(event.removeprefix("data: "))
+        step = {**common, "stream": True, "generate_chunk": chunk, "stream_state": state}
+        answer = json.loads(posted(derender, step))
+        state = answer["stream_state"]
+        text += "".join(choice["delta"].get("content") or "" for choice in answer["chunk"]["choices"])
+
+    assert whole["choices"][0]["message"]["content"] == direct.choices[0].message.content == text
+    assert direct.usage is not None
+    counts = ("prompt_tokens", "completion_tokens", "total_tokens")
+    assert [whole["usage"][count] for count in counts] == [getattr(direct.usage, count) for count in counts]
 
 
 def test_the_sdks_own_accumulation_of_a_stream_is_the_whole_answer(client: OpenAI) -> None:

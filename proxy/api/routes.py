@@ -37,6 +37,7 @@ def application(
             web.get("/health", service.health),
             web.get("/ready", service.ready),
             web.get("/version", service.version),
+            web.get("/openapi.json", service.openapi),
         ]
     )
     return app

@@ -6,6 +6,7 @@ import orjson
 from aiohttp import web
 
 from proxy import __version__, pipeline
+from proxy.api.openapi import document
 from proxy.api.requests import read_body
 from proxy.models import Models, ServedModel
 from proxy.protocol.errors import ApiError
@@ -23,6 +24,7 @@ class Service:
 
     def __init__(self, models: Models) -> None:
         self._models = models
+        self._openapi: JsonObject | None = None  # made when it is first asked for
 
     async def health(self, _: web.Request) -> web.Response:
         """200 while the process is alive."""
@@ -39,6 +41,11 @@ class Service:
 
     async def version(self, _: web.Request) -> web.Response:
         return _json({"version": __version__})
+
+    async def openapi(self, request: web.Request) -> web.Response:
+        if self._openapi is None:
+            self._openapi = document(request.app.router.routes())
+        return _json(self._openapi)
 
     async def models(self, _: web.Request) -> web.Response:
         cards = [_card(model, name) for model in self._models.all for name in model.names]

@@ -18,6 +18,9 @@ from proxy.protocol.generate import JsonObject, Outcome, TokenDelta, TokenLogpro
 
 DONE = b"data: [DONE]\n\n"
 
+MARK = "\x00"
+"""Stands for the text in a chunk made in advance. A client's id, which the chunk repeats, cannot hold it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Head:
@@ -177,7 +180,8 @@ class StreamedAnswer:
         self._include_usage, self._continuous = include_usage, continuous_usage_stats
         self._return_token_ids = return_token_ids
         self._opened = False
-        self._splices = [self._splice(i) for i in range(len(streams))]
+        self._content_splices = [self._splice(i, Delta(MARK, ())) for i in range(len(streams))]
+        self._reasoning_splices = [self._splice(i, Delta("", (), reasoning=MARK)) for i in range(len(streams))]
 
     def ended(self, index: int) -> bool:
         return self._streams[index].finish_reason is not None
@@ -196,21 +200,22 @@ class StreamedAnswer:
             body["usage"] = None
         return sse(body | more)
 
-    def _splice(self, index: int) -> tuple[bytes, bytes] | None:
-        """What stands before and after the text in an event that has nothing else to say."""
+    def _splice(self, index: int, delta: Delta) -> list[bytes]:
+        """What stands around the text, once or twice, in an event that has nothing else to say; empty where every
+        event has more."""
         if self._continuous or self._return_token_ids:
-            return None
-        mark = "\x00"
-        # The last of them, for the head may hold a client's id.
-        before, _, after = self._chunk([self._form.piece(index, Delta(mark, ()))]).rpartition(orjson.dumps(mark))
-        return before, after
+            return []
+        return self._chunk([self._form.piece(index, delta)]).split(orjson.dumps(MARK))
 
     def feed(self, index: int, event: TokenDelta) -> bytes:
         delta = self._streams[index].feed(event.token_ids, event.logprobs, event.finish_reason, event.stop_reason)
-        splice = self._splices[index]
-        plain = splice is not None and not (delta.logprobs or delta.reasoning or delta.tool_calls)
-        if plain and self._opened and delta.finish_reason is None:
-            return splice[0] + orjson.dumps(delta.content) + splice[1] if delta.content else b""  # type: ignore[index]
+        if self._opened and delta.finish_reason is None and not (delta.tool_calls or delta.logprobs):
+            text, splices = delta.content, self._content_splices
+            if delta.reasoning:
+                text, splices = delta.reasoning, self._reasoning_splices
+            splice = splices[index]
+            if splice and not (delta.content and delta.reasoning):
+                return orjson.dumps(text).join(splice) if text else b""
         events = [] if self._opened else self._opening()
         shown = delta.content or delta.reasoning or delta.tool_calls or delta.logprobs
         if shown or (self._return_token_ids and delta.token_ids):

@@ -18,6 +18,16 @@ from proxy.protocol.generate import JsonObject, TokenDelta
 
 CARRIED_VERSION = 1
 
+AT_REST: JsonObject = {
+    "decoder": ["", 0, False],
+    "markup": None,
+    "held": "",
+    "end": None,
+    "chars": 0,
+    "finish": None,
+}
+"""What of a choice's state is left out, and stands for itself when it is missing: most of it, most of the time."""
+
 
 @dataclass(slots=True)
 class Carried:
@@ -33,50 +43,57 @@ class Carried:
     late: str = ""
 
     def dump(self) -> JsonObject:
-        return {
+        choice = self.stream.dump()
+        state: JsonObject = {
             "v": CARRIED_VERSION,
             "created": self.created,
             "prompt": self.prompt,
             "index": self.index,
-            "opened": self.opened,
-            "choice": self.stream.dump(),
+            "choice": {key: value for key, value in choice.items() if key not in AT_REST or value != AT_REST[key]},
         }
+        if not self.opened:
+            state["opened"] = False
+        return state
 
     @classmethod
-    def load(cls, context: ChoiceContext, state: JsonObject) -> "Carried":
-        """Raises ValueError that says what is wrong with the state."""
+    def load(cls, context: ChoiceContext, state: JsonObject, name: str) -> "Carried":
+        """`name` as for `ChoiceStream`. Raises ValueError that says what is wrong with the state."""
         if state.get("v") != CARRIED_VERSION:
             raise ValueError(f"its version is not {CARRIED_VERSION}")
         created, prompt, index = (_count(state, key) for key in ("created", "prompt", "index"))
-        opened = state.get("opened")
+        opened, choice = state.get("opened", True), state.get("choice")
         if created is None or prompt is None or type(opened) is not bool:
-            raise ValueError("created, prompt or opened is missing")
-        return cls(ChoiceStream.load(context, state.get("choice")), created, prompt, index, opened)
+            raise ValueError("created or prompt is missing, or opened is no boolean")
+        if type(choice) is not dict:
+            raise ValueError("choice is not an object")
+        return cls(ChoiceStream.load(context, AT_REST | choice, name), created, prompt, index, opened)
 
     @classmethod
-    def of_vllm(cls, context: ChoiceContext, state: VllmState, created: int) -> "Carried":
+    def of_vllm(cls, context: ChoiceContext, state: VllmState, created: int, name: str) -> "Carried":
         """`context` has the prompt, as far as the client sent it. Raises ValueError."""
         prompt = len(context.prompt_token_ids)
         if state.output_token_ids:
-            stream = ChoiceStream(context)
+            stream = ChoiceStream(context, name)
             stream.feed(state.output_token_ids)
             return cls(stream, created, prompt, opened=state.role_sent)
         shown, held = (
             _ids(context, tokens)
             for tokens in (state.prev_tokens[: state.read_offset], state.prev_tokens[state.read_offset :])
         )
-        stream = ChoiceStream(replace(context, prompt_token_ids=shown or context.prompt_token_ids))
+        stream = ChoiceStream(replace(context, prompt_token_ids=shown or context.prompt_token_ids), name)
         late = stream.feed(held).content
         counts = {"chars": state.logprob_text_offset + len(late), "tokens": 0}
-        stream = ChoiceStream.load(context, stream.dump() | counts)
+        stream = ChoiceStream.load(context, stream.dump() | counts, name)
         return cls(stream, created, prompt, opened=state.role_sent or state.logprob_text_offset > 0, late=late)
 
 
 def _ids(context: ChoiceContext, tokens: Sequence[str]) -> list[int]:
     """Of tokens as the vocabulary writes them; vLLM writes an empty one for an id that means nothing."""
-    ids = []
+    tokenizer, ids = context.vocabulary.tokenizer, []
+    if tokenizer is None:
+        raise ValueError("prev_tokens cannot be read: the model's tokenizer does not write tokens as vLLM does")
     for token in filter(None, tokens):
-        token_id = context.vocabulary.tokenizer.token_to_id(token)
+        token_id = tokenizer.token_to_id(token)
         if token_id is None:
             raise ValueError("prev_tokens has a token that the model's tokenizer does not have")
         ids.append(token_id)
@@ -91,7 +108,8 @@ def _count(state: JsonObject, key: str) -> int | None:
 
 
 def step(carried: Carried, head: Head, form: Form, event: TokenDelta | None) -> JsonObject:
-    """The chunk that an event makes, of one choice at most, and the state moved on."""
+    """The chunk that an event makes, and the state moved on. There is no choice in it where the event has none, or
+    comes after the choice's end, as it does where a stop string ended it before the engine knew."""
     body: JsonObject = {
         "id": head.id,
         "object": form.chunk_object,
@@ -99,7 +117,7 @@ def step(carried: Carried, head: Head, form: Form, event: TokenDelta | None) -> 
         "model": head.model,
         "choices": [],
     }
-    if event is None:
+    if event is None or carried.stream.finish_reason is not None:
         return body
     parts = [form.piece(event.index, Delta(carried.late, ()))] if carried.late else []
     carried.index = event.index

@@ -41,15 +41,16 @@ class ChannelRules:
 class ChannelMarkup:
     """The state of one choice; `place` is "header", or what the body is: "reasoning", "content" or "call"."""
 
-    __slots__ = ("_held", "_rules", "_said", "_sink", "in_reasoning", "place", "quiet")
+    __slots__ = ("_begun", "_held", "_rules", "_said", "_sink", "in_reasoning", "place", "quiet")
 
     def __init__(self, rules: ChannelRules, sink: CallSink, header: str) -> None:
         """`header` is what the prompt wrote of the first message already."""
         self._rules, self._sink = rules, sink
         self.place = "header"
         self._held = ""
-        self._said = ""
-        """What came last: of two bodies of one sort in a row, the second begins on a new line."""
+        self._said: list[str] = []
+        """What there has been of reasoning and content: a second body of either begins on a new line."""
+        self._begun = False
         self.feed(header, Found())
 
     @property
@@ -58,8 +59,7 @@ class ChannelMarkup:
 
     def _settle(self) -> None:
         self.in_reasoning = self.place == "reasoning"
-        body = self.place in ("content", "reasoning") and not self._held
-        self.quiet: Quiet | None = self._rules.quiet if body and self._said == self.place else None
+        self.quiet: Quiet | None = self._rules.quiet if self._begun and not self._held else None
 
     def feed(self, text: str, found: Found) -> None:
         self._sink.found = found
@@ -92,14 +92,11 @@ class ChannelMarkup:
         rules = self._rules
         end, marker = rules.in_header.find(text, at, last)
         header = text[at:end]
-        if marker is None:
-            if len(header) > LONGEST_HEADER or not self._can_begin(header):
-                self.place = "content"
-                return at, True
-            return at, False
         if len(header) > LONGEST_HEADER or not self._can_begin(header):
             self.place = "content"
             return at, True
+        if marker is None:
+            return at, False
         recipient = rules.recipient.search(header)
         channel = rules.channel_name.search(header)
         if recipient:
@@ -128,8 +125,7 @@ class ChannelMarkup:
             return end, False
         if self.place == "call":
             self._sink.end()
-            self._said = "call"
-        self.place = "header"
+        self.place, self._begun = "header", False
         return (end + len(marker) if marker in rules.ends else end), True
 
     def _say(self, place: str, text: str, found: Found) -> None:
@@ -137,19 +133,28 @@ class ChannelMarkup:
             self._sink.arguments(text)
             return
         pieces = found.content if place == "content" else found.reasoning
+        if not self._begun:
+            self._begun = True
+            if place in self._said:
+                pieces.append("\n")
+            else:
+                self._said.append(place)
         pieces.append(self._rules.marks.text(text))
-        self._said = place
 
     def dump(self) -> Any:
         held = self._rules.marks.dump(self._held)
-        return {"place": self.place, "held": held, "said": self._said, "sink": self._sink.dump()}
+        state = {"place": self.place, "held": held, "said": self._said, "begun": self._begun}
+        return state | {"sink": self._sink.dump()}
 
     def load(self, state: Any) -> None:
         """Raises ValueError for what `dump` did not write."""
         places = ("header", "reasoning", "content", "call")
-        if not isinstance(state, Mapping) or state.get("place") not in places or state.get("said") not in ("", *places):
+        said = state.get("said") if isinstance(state, Mapping) else None
+        if not isinstance(said, list) or state.get("place") not in places or type(state.get("begun")) is not bool:
             raise ValueError("the state of the markup is not as it was dumped")
-        self.place, self._said = state["place"], state["said"]
+        if len(said) > 2 or any(place not in ("content", "reasoning") for place in said):
+            raise ValueError("the state of the markup is not as it was dumped")
+        self.place, self._said, self._begun = state["place"], list(said), state["begun"]
         self._held = self._rules.marks.load(state.get("held"))
         self._sink.load(state.get("sink"))
         self._settle()

@@ -112,6 +112,13 @@ class ChoiceStream:
             stop_reason = token_ids[-1] if token_ids else self._end
         late, pieces, tail = self._decode(token_ids, finish_reason, stop_reason)
         delta = Delta("", token_ids, logprobs=logprobs)
+        if self._is_quiet(late, pieces, finish_reason):
+            if self._reader.in_reasoning:  # type: ignore[union-attr]
+                delta.reasoning = pieces[0]
+            else:
+                delta.content = pieces[0]
+            self.tokens += 1
+            return delta
         if self._reader is None:
             if logprobs is not None:
                 starts = accumulate(map(len, pieces[:-1]), initial=self._chars + len(late))
@@ -131,6 +138,15 @@ class ChoiceStream:
             delta.finish_reason = "tool_calls"
         self.finish_reason = delta.finish_reason
         return delta
+
+    def _is_quiet(self, late: str, pieces: list[str], finish_reason: str | None) -> bool:
+        """The common case in a stream with markup: one token, of which nothing has to be known but its text."""
+        reader = self._reader
+        if reader is None or reader.quiet is None or self._stop is not None or len(pieces) != 1:
+            return False
+        if late or finish_reason is not None or not reader.quiet[pieces[0]]:
+            return False
+        return self._context.include_reasoning or not reader.in_reasoning
 
     def _decode(
         self, token_ids: Sequence[int], finish_reason: str | None, stop_reason: int | str | None
@@ -193,7 +209,7 @@ class ChoiceStream:
                     reader.finish(found, finish_reason == "stop")
             if matcher is None:
                 continue
-            passed = matcher.feed("".join(found.content), armed=number >= unarmed)
+            passed = matcher.feed("".join(found.content), armed=min(number, len(pieces) - 1) >= unarmed)
             found.content.clear()
             content.append(passed.text)
             if passed.stop is not None:

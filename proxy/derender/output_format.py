@@ -32,7 +32,7 @@ from proxy.formats.kinds import (
     QuotedMapCalls,
     Reasoning,
     TaggedCalls,
-    texts,
+    markers,
 )
 
 FARTHEST_BACK = 8192
@@ -90,7 +90,7 @@ class OutputFormat:
     ) -> None:
         self.reasoning, self.calls, self._vocabulary, self._limits = reasoning, tuple(calls), vocabulary, limits
         declared = [reasoning, *calls] if reasoning else [*calls]
-        self.marks = Marks(vocabulary.added_texts, [text for d in declared for text in texts(d)])
+        self.marks = Marks(vocabulary.added_texts, [marker for d in declared for marker in markers(d)])
         self.channels = next((ChannelRules(c, self.marks) for c in calls if isinstance(c, Channels)), None)
         self._rules = lru_cache(maxsize=64)(self._compile)
         encode = self.marks.encode

@@ -174,8 +174,15 @@ Calls = JsonCalls | HeaderCalls | TaggedCalls | ElementCalls | PythonicCalls | Q
 syntax itself cannot be; and an answer without a call is then no answer, so that its text is dropped (as vLLM does)."""
 
 
-def texts(declaration: Reasoning | Calls) -> Iterator[str]:
-    """Every string of a declaration."""
+_WORDS = frozenset(
+    ("starts", "switches", "trim", "name", "arguments", "ids", "types", "unwraps", "item", "quoted", "reasoning")
+)
+"""Fields that hold names and words, and no markers."""
+
+
+def markers(declaration: Reasoning | Calls) -> Iterator[str]:
+    """Every marker of a declaration, its holes in it."""
     for field in fields(declaration):
         value = getattr(declaration, field.name)
-        yield from (text for text in (value if isinstance(value, tuple) else (value,)) if isinstance(text, str))
+        if field.name not in _WORDS:
+            yield from (text for text in (value if isinstance(value, tuple) else (value,)) if isinstance(text, str))

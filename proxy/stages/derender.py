@@ -32,7 +32,7 @@ from proxy.protocol.derender import (
 )
 from proxy.protocol.errors import BadRequest
 from proxy.protocol.generate import Outcome
-from proxy.protocol.openai import MAX_CHOICES, CompletionRequest, GenerationRequest
+from proxy.protocol.openai import MAX_CHOICES, ChatRequest, CompletionRequest, GenerationRequest
 
 EitherForm = TypeVar("EitherForm", ChatForm, CompletionForm)
 
@@ -43,14 +43,14 @@ NO_REQUEST = GenerationRequest.model_validate({})
 def derender_chat(model: ServedModel, body: ChatDerenderWhole, head: Head) -> bytes:
     """The response of `/v1/chat/completions` that an engine's whole answer makes."""
     request, response = body.chat_request, body.generate_response
-    _check_request(model, request, "chat_request")
+    _check_chat_request(model, request)
     prompt = response.prompt_token_ids if body.prompt_token_ids is None else body.prompt_token_ids
     _check_response(model, response, prompt, "generate_response")
     context = choice_context(model, request or NO_REQUEST, prompt or ())
     outcome = Outcome(None, response.prompt_logprobs, response.kv_transfer_params)
     choices, tokens = [], 0
     for choice in response.choices:
-        collected, used = _collected(context, choice)
+        collected, used = _collected(context, choice, f"{head.id}/{choice.index}")
         choices.append((choice.index, collected, outcome))
         tokens += used
     form = ChatForm() if request is None else chat_form(model, request, prompt or ())
@@ -61,7 +61,8 @@ def derender_chat(model: ServedModel, body: ChatDerenderWhole, head: Head) -> by
 def derender_completion(model: ServedModel, body: CompletionDerenderWhole, head: Head) -> bytes:
     """The response of `/v1/completions` that the whole answers to its prompts make; choices are counted through."""
     request, responses = body.completion_request, body.generate_responses
-    _check_request(model, request, "completion_request")
+    if request is not None:
+        request.check()
     given = body.prompt_token_ids or [None] * len(responses)
     prompts = [r.prompt_token_ids if ids is None else ids for r, ids in zip(responses, given, strict=True)]
     for number, (response, prompt) in enumerate(zip(responses, prompts, strict=True)):
@@ -72,7 +73,7 @@ def derender_completion(model: ServedModel, body: CompletionDerenderWhole, head:
         context = choice_context(model, request or NO_REQUEST, prompt or ())
         outcomes.append(outcome := Outcome(None, response.prompt_logprobs, response.kv_transfer_params))
         for choice in response.choices:
-            collected, used = _collected(context, choice)
+            collected, used = _collected(context, choice, f"{head.id}/{len(choices)}")
             choices.append((len(choices), collected, outcome))
             of_choice.append(prompt or [])
             tokens += used
@@ -84,7 +85,7 @@ def derender_completion(model: ServedModel, body: CompletionDerenderWhole, head:
 def derender_chat_step(model: ServedModel, body: ChatDerenderStep, head: Head) -> bytes:
     """`{"chunk": ..., "stream_state": ...}` of one event; `head.created` is used in the first call only."""
     request = body.chat_request
-    _check_request(model, request, "chat_request")
+    _check_chat_request(model, request)
     if body.prompt is None and not isinstance(body.stream_state, dict) and _needs_request(model):
         raise BadRequest(
             "prompt_token_ids is missing; the first call needs it, for it decides how an answer begins",
@@ -98,7 +99,8 @@ def derender_chat_step(model: ServedModel, body: ChatDerenderStep, head: Head) -
 def derender_completion_step(model: ServedModel, body: CompletionDerenderStep, head: Head) -> bytes:
     """As `derender_chat_step`."""
     request = body.completion_request
-    _check_request(model, request, "completion_request")
+    if request is not None:
+        request.check()
     form = _completion_form(request, MAX_CHOICES, [body.prompt or []])
     form = _with_writers(form, model, request, [body.generate_chunk])
     return _step(model, request or NO_REQUEST, body, head, form)
@@ -109,16 +111,18 @@ def _needs_request(model: ServedModel) -> bool:
     return model.output_format is not None
 
 
-def _check_request(model: ServedModel, request: GenerationRequest | None, param: str) -> None:
+def _check_chat_request(model: ServedModel, request: ChatRequest | None) -> None:
     if request is not None:
         request.check()
     elif _needs_request(model):
-        raise BadRequest(f"{param} is missing; the model's output cannot be parsed without it", param=param)
+        raise BadRequest(
+            "chat_request is missing; the model's output cannot be parsed without it", param="chat_request"
+        )
 
 
-def _collected(context: ChoiceContext, choice: GeneratedChoice) -> tuple[Collected, int]:
+def _collected(context: ChoiceContext, choice: GeneratedChoice, name: str) -> tuple[Collected, int]:
     """All that a choice says, and how many tokens of it were used."""
-    stream, collected = ChoiceStream(_stopping(context, choice)), Collected()
+    stream, collected = ChoiceStream(_stopping(context, choice), name), Collected()
     event = choice.event(choice.index)
     collected.add(stream.feed(event.token_ids, event.logprobs, event.finish_reason, event.stop_reason))
     return collected, stream.tokens
@@ -179,13 +183,14 @@ def _step(model: ServedModel, request: GenerationRequest, body: DerenderStep, he
     if choice is not None:
         context = _stopping(context, choice)
     event = None if choice is None else choice.event(choice.index)
+    name = f"{head.id}/{0 if choice is None else choice.index}"
     try:
         if state is None:
-            carried = Carried(ChoiceStream(context), head.created, prompt)
+            carried = Carried(ChoiceStream(context, name), head.created, prompt)
         elif isinstance(state, VllmState):
-            carried = Carried.of_vllm(context, state, head.created)
+            carried = Carried.of_vllm(context, state, head.created, name)
         else:
-            carried = Carried.load(context, state)
+            carried = Carried.load(context, state, name)
     except ValueError as error:
         raise BadRequest(
             f"stream_state does not fit: {error}; send it back as it came, with the same request",

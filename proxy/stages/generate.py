@@ -164,7 +164,8 @@ class Running:
         try:
             return answer.end(await task)
         except asyncio.CancelledError:
-            if task not in self._aborted:
+            own = asyncio.current_task()
+            if task not in self._aborted or (own is not None and own.cancelling()):
                 raise
             return answer.aborted() + answer.end(Outcome())
         finally:

@@ -425,8 +425,9 @@ def test_the_state_is_of_the_same_size_after_any_number_of_tokens(kind: str) -> 
 
 def test_the_state_says_which_version_it_is() -> None:
     assert ChoiceStream(context()).dump() == {
-        "v": 1,
+        "v": 2,
         "decoder": ["", 0, False],
+        "markup": None,
         "held": "",
         "end": None,
         "chars": 0,

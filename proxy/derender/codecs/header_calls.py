@@ -12,8 +12,8 @@ from proxy.derender.codecs.json_text import JsonValue
 from proxy.derender.markers import Literals, Marks
 from proxy.formats.kinds import HOLE, HeaderCalls
 
-_HOLES = {"name": r"(?P<name>[\w./-]+)", "id": r"(?P<id>[\w./:-]+)", "index": r"(?P<index>\d+)"}
-_PARTIAL = {"name": r"[\w./-]*", "id": r"[\w./:-]*", "index": r"\d*"}
+_HOLES = {"name": r"(?P<name>[\w.:/-]+)", "id": r"(?P<id>[\w./:-]+)", "index": r"(?P<index>\d+)"}
+_PARTIAL = {"name": r"[\w.:/-]*", "id": r"[\w./:-]*", "index": r"\d*"}
 
 
 class HeaderSyntax:

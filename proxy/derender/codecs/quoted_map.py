@@ -98,7 +98,11 @@ class QuotedMapCodec(Codec):
         out = self._out = []
         step = Step.WAIT
         try:
-            while self.stack and at < len(text):
+            while self.stack:
+                if self.state not in ("string", "held string", "bare"):
+                    at = skip_space(text, at)
+                if at == len(text):
+                    break
                 reached = self._part(text, at, last)
                 if reached is None and not last:
                     break
@@ -141,37 +145,34 @@ class QuotedMapCodec(Codec):
                 return self._string(text, at, last)
             case "bare":
                 return self._bare(text, at, last)
-        start = skip_space(text, at)
-        if start == len(text):
-            return start
-        char = text[start]
+        char = text[at]
         match self.state:
             case "colon":
                 if char != ":":
                     raise _Broken
                 self.state = "value"
-                return start + 1
+                return at + 1
             case "value":
-                return self._value(text, start, last, "")
+                return self._value(text, at, last, "")
             case "after" | "next" | "first" if char == _CLOSERS[self.stack[-1]]:
-                return self._close(start + 1)
+                return self._close(at + 1)
         if len(self.stack) == 1 and self.state in ("after", "next", "first"):
-            closer = self._syntax.closers.at(text, start, last)
+            closer = self._syntax.closers.at(text, at, last)
             if closer:
                 # The map's own end is missing, and the call ends here all the same.
-                return self._close(start)
+                return self._close(at)
             if closer == "":
                 return None
         if self.state == "after":
             if char != ",":
                 raise _Broken
             self.state = "next"
-            return start + 1
+            return at + 1
         between = ", " if self.state == "next" else ""
         if self.stack[-1] == "[":
-            return self._value(text, start, last, between)
+            return self._value(text, at, last, between)
         opening = "{" if len(self.stack) == 1 and not between else between
-        return self._key(text, start, last, opening)
+        return self._key(text, at, last, opening)
 
     def _close(self, at: int) -> int:
         top = self.stack[-1]

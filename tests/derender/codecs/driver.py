@@ -121,13 +121,14 @@ def run(
     carries the state over some of the cuts."""
     text = marks.encode(text)
     driver = Driver(syntax, marks, tools, limits)
-    while splits and text:
+    at = 0
+    while splits and at < len(text):
         length = splits.choice((1, 1, 2, 3, 7, 20))
-        driver.feed(text[:length])
-        text = text[length:]
+        driver.feed(text[at : at + length])
+        at += length
         if splits.random() < 0.4:
             driver.carry()
-    driver.feed(text, last=True)
+    driver.feed(text[at:], last=True)
     driver.finish(stopped)
     return driver.sink.calls, driver.sink.text
 
