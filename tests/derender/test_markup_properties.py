@@ -4,15 +4,17 @@ Each kind of syntax is tried over all declarations that are of it, beside severa
 added tokens and with markers that are ordinary text.
 """
 
+import json
 import random
 from dataclasses import dataclass
 from itertools import chain
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.derender.choice import ChoiceContext
+from proxy.derender.choice import ChoiceContext, ChoiceStream
 from proxy.derender.output_format import ToolUse
 from proxy.formats.kinds import (
     Calls,
@@ -166,3 +168,40 @@ def test_whatever_an_output_is_its_pieces_read_as_the_whole(kind: str, data: st.
     context, ids = output.context(data.draw(st.sampled_from(USES))), output.ids
     finish = data.draw(st.sampled_from(["stop", "length"]))
     assert read(context, ids, finish, random.Random(output.splits)) == read(context, ids, finish)
+
+
+ANYTHING = [None, True, False, 0, 1, -1, 3, 1 << 70, 0.5, "", "{", "set_lamp", "value", "body", "arguments", "after"]
+ANYTHING += ["reasoning", "content", "call", [], {}, [0], ["", 0, ""], ["a"], [[]], [0, True, False, False, False]]
+
+
+def hostile(state: Any, rng: random.Random) -> Any:
+    """`state` with something in it replaced by something else, or lost."""
+    if isinstance(state, (dict, list)) and state and rng.random() < 0.9:
+        changed = state.copy()
+        at = rng.choice([*changed]) if isinstance(changed, dict) else rng.randrange(len(changed))
+        if rng.random() < 0.1:
+            del changed[at]
+        else:
+            changed[at] = hostile(changed[at], rng)
+        return changed
+    return rng.choice(ANYTHING)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(data=st.data())
+def test_a_state_that_nobody_dumped_is_refused_or_goes_on(kind: str, data: st.DataObject) -> None:
+    output = data.draw(st.one_of(outputs(kind), broken_outputs(kind)), label="output")
+    context, ids = output.context(), output.ids
+    at = data.draw(st.integers(0, len(ids)))
+    stream = ChoiceStream(context, "seed")
+    stream.feed(ids[:at])
+    rng = random.Random(data.draw(st.integers(0, 1 << 32)))
+    state = json.loads(json.dumps(stream.dump()))
+    for _ in range(rng.randint(1, 3)):
+        state["markup"] = hostile(state["markup"], rng)
+    data.draw(st.just(state), label="state")
+    try:
+        loaded = ChoiceStream.load(context, state, "seed")
+    except ValueError:
+        return
+    loaded.feed(ids[at:], None, "stop")
