@@ -249,7 +249,7 @@ def write_json(w: Writer, declared: JsonCalls) -> None:
     if not own_brace:
         w.put(w.space())
     w.put("[" * array)
-    for number in range(w.random.randint(0 if array and declared.open else 1, 1 + w.size) if separator else 1):
+    for number in range(w.random.randint(1, 1 + w.size) if separator else 1):
         if number:
             w.put(w.space(), separator, w.space())
         write_object(w, declared)
