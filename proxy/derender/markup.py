@@ -226,8 +226,13 @@ class Markup:
 
     def finish(self, found: Found, stopped: bool) -> None:
         self._sink.found = found
-        if self.place != "call" or self._sink.active or stopped:  # a cut beginning of a call is dropped
+        if self.place != "call" or stopped:
             self._read(self._held, True, found)
+        elif self._sink.active:  # what cannot be read of a call that was cut is no content
+            text, at, more, shown = self._held, 0, True, len(found.content)
+            while more and self.place == "call":
+                text, at, more = self._call(text, at, True, found)
+            del found.content[shown:]
         if self.place == "call":
             assert self._codec is not None
             if self._sink.active:

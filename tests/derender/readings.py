@@ -185,3 +185,25 @@ def pieces_of(text: str, lengths: Iterable[int]) -> list[str]:
         pieces.append(text[at : at + length])
         at += length
     return pieces
+
+
+class Plain(str):
+    """Text that is ordinary tokens, whatever it spells."""
+
+    __slots__ = ()
+
+
+def said(
+    names: tuple[str | None, str | None],
+    *parts: str,
+    by_id: bool = True,
+    use: ToolUse = ASKED,
+    prompt: str = "",
+    finish: str = "stop",
+    **more: Any,
+) -> Message:
+    """What an output is read as; in `parts` and `prompt` markers are written out, and are tokens where they can be."""
+    form = known_format(*names, by_id)
+    encode = form.marks.encode
+    marked = "".join(part if isinstance(part, Plain) else encode(part) for part in parts)
+    return read(form.context(use, form.ids(encode(prompt)), **more), form.ids(marked), finish)
