@@ -159,8 +159,9 @@ class Writer:
 
     def _run(self) -> str:
         text = self.text(self._ends_content, self.openers[0] if self.openers else "")
-        if self.pieces and self.meant.calls and text.lstrip()[:1] in (";", "`"):
-            text = "low tide"
+        first = text.lstrip()[:1]
+        if first and ((self.meant.calls and first in ";`") or (first == "{" and "\n{" in self.openers)):
+            text = "low tide"  # what could go on with the call before, or begin one itself
         self.put(text)
         return self.marks.text(text)
 
@@ -341,11 +342,13 @@ def write_tagged_calls(w: Writer, declared: TaggedCalls) -> None:
         w.put(w.space())
         for key, meant in arguments.items():
             value = meant
-            if isinstance(value, str):
-                framed = [f"{frame}{encode(c)}" for c in closers if c for frame in ("", "\n" if declared.trim else "")]
-                text = w.text(pattern_of(framed), framed[0]) if value else ""
-                if key != "note" and not (declared.trim and re.search(r"\A\n|\n\Z", text)):
-                    arguments[key] = value = text
+            frame = "\n" if declared.trim and w.chance(0.7) else ""
+            if isinstance(value, str) and key != "note":
+                ends = [
+                    f"{newline}{encode(c)}" for c in closers if c for newline in ("", "\n" if declared.trim else "")
+                ]
+                value = w.text(pattern_of(ends), frame + encode(closers[0]))
+                frame = "\n" if declared.trim and (not value or value[0] == "\n") else frame
             is_text = isinstance(value, str)
             types = {str: "string", bool: "boolean", int: "number", float: "number", list: "array", dict: "object"}
             kind = types.get(type(value), "null")
@@ -357,7 +360,6 @@ def write_tagged_calls(w: Writer, declared: TaggedCalls) -> None:
             if not is_text and any(c and c in written for c in [*map(encode, closers), *closers]):
                 value = {"tags": [], "spot": {}}.get(key, value)
                 written = json.dumps(value)
-            frame = "\n" if declared.trim and (w.chance(0.7) or (is_text and not value)) else ""
             arguments[key] = w.marks.text(value) if is_text else value
             w.put(frame, written, frame)
             w.marker(declared.parameter_end)
