@@ -26,8 +26,8 @@ class HeaderSyntax:
         self.openers = (*self.sections, self.call)
         section_ends = tuple(map(encode, declaration.section_end))
         call_end = encode(declaration.call_end)
-        fence = declaration.fence[:3]
-        self.between = Between(fence, call_end, *section_ends, *self.openers)
+        self.between = Between(call_end, *section_ends, *self.openers)
+        self.behind_arguments = Between(declaration.fence[:3], call_end, *section_ends, *self.openers)
         self.ends_header = Literals([m for m in ("{", call_end, *section_ends) if m])
         templates = [encode(header) for header in declaration.header]
         fence_pattern = rf"(?:\s*{re.escape(declaration.fence)})?" if declaration.fence else ""
@@ -79,7 +79,8 @@ class HeaderCodec(Codec):
                 return self._header(text, at, last, sink)
             case "arguments":
                 return self._arguments(text, at, sink)
-        end, marker = self._syntax.between.next(text, at, last)
+        between = self._syntax.behind_arguments if self.state == "ended" else self._syntax.between
+        end, marker = between.next(text, at, last)
         if marker == "":
             return at, Step.WAIT
         if marker is None:
@@ -124,7 +125,7 @@ class HeaderCodec(Codec):
         sink.end()
         if self.value.depth > self._limits.depth:
             return end, Step.DONE
-        self.state = "after"
+        self.state = "ended"
         return end, Step.GO
 
 
