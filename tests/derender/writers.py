@@ -160,7 +160,7 @@ class Writer:
     def _run(self) -> str:
         text = self.text(self._ends_content, self.openers[0] if self.openers else "")
         first = text.lstrip()[:1]
-        if first and ((self.meant.calls and first in ";`") or (first == "{" and "\n{" in self.openers)):
+        if first and ((self.meant.calls and first == ";") or (first == "{" and "\n{" in self.openers)):
             text = "low tide"  # what could go on with the call before, or begin one itself
         self.put(text)
         return self.marks.text(text)
