@@ -106,15 +106,12 @@ def _json_calls(calls: JsonCalls, functions: Sequence[Function], single: bool) -
             return None
         return _Form([f'{{"{calls.name}": "'], objects, f"{calls.separator} ")
     opener, closer = calls.open[0], calls.close[0] if calls.close else ""
-    if opener.endswith("{"):  # the same object without a marker is another declaration's
+    if opener.endswith("{") or calls.separator:  # what follows is written as without a marker, by another declaration
         return None
     if calls.array:
-        body = _sequence(_text("["), SPACE, _separated(objects, ", ", single), SPACE, _text("]"))
-    elif calls.separator:
-        body = _separated(objects, f"{calls.separator} ", single)
-    else:
-        body = _any_of(objects)
-    return _Form([opener], [_between(opener, _sequence(SPACE, body, *([SPACE] if closer else [])), closer)])
+        body = _sequence(SPACE, _text("["), SPACE, _separated(objects, ", ", single), SPACE)
+        return _Form([opener], [_between(opener, body, f"]{closer}")])
+    return _Form([opener], [_between(opener, _sequence(SPACE, _any_of(objects), SPACE), closer)])
 
 
 def _object(calls: JsonCalls, function: Function) -> JsonObject:
@@ -192,8 +189,8 @@ def _messages(channels: Channels, functions: Sequence[Function], forced: bool) -
     end, end_of_call = channels.ends[:2]
     thoughts = [*channels.reasoning, "commentary"]
     said = [_between(f"{channels.channel}{name}{channels.message}", {"type": "any_text"}, end) for name in thoughts]
-    constrain = "|".join(_escaped(marker) for marker in channels.dropped)
-    kind = _regex(rf" ?({constrain})?json" if constrain else " ?json")
+    constrain = "".join(f" ?{_escaped(marker)}|" for marker in channels.dropped)
+    kind = _regex(f"({constrain} )json")
     last = []
     for function in functions:
         recipient = f" {channels.recipient}{channels.prefix}{function.name}"
