@@ -26,10 +26,9 @@ class ChannelRules:
         self.in_header = Literals([self.message])
         self.in_body = Literals([*ends, self.start, self.channel])
         self.quiet = Quiet(self.in_body.firsts.union(marks.by_id.values()).isdisjoint)
-        stop = re.escape(
-            "".join(m for m in (self.channel, self.start, *map(encode, declaration.dropped)) if len(m) == 1)
-        )
-        self.recipient = re.compile(rf"{re.escape(declaration.recipient)}([^\s{stop}]+)" if stop else r"(?!)")
+        inside = [self.channel, self.start, *map(encode, declaration.dropped)]
+        stop = "|".join(map(re.escape, inside))
+        self.recipient = re.compile(rf"{re.escape(declaration.recipient)}((?:(?!{stop})\S)+)")
         self.channel_name = re.compile(rf"{re.escape(self.channel)}\s*(\w+)")
         self._tail = re.compile(rf".*{re.escape(self.start)}\s*\w*", re.DOTALL)
         self.header_begins = tuple({self.start, self.channel, self.message, *map(encode, declaration.dropped)})

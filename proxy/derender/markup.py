@@ -226,8 +226,13 @@ class Markup:
 
     def finish(self, found: Found, stopped: bool) -> None:
         self._sink.found = found
-        if self.place != "call" or self._sink.active or stopped:  # a cut beginning of a call is dropped
+        if self.place != "call" or stopped:
             self._read(self._held, True, found)
+        elif self._sink.active:  # what cannot be read of a call that was cut is no content
+            text, at, more, shown = self._held, 0, True, len(found.content)
+            while more and self.place == "call":
+                text, at, more = self._call(text, at, True, found)
+            del found.content[shown:]
         if self.place == "call":
             assert self._codec is not None
             if self._sink.active:
@@ -253,17 +258,19 @@ class Markup:
 
     def _content(self, text: str, at: int, last: bool) -> tuple[int, bool]:
         rules = self._rules
+        start, marker = rules.in_content.find(text, at, last)
         if self.fresh:
             end = skip_space(text, at)
+            is_bare = end < len(text) and text[end] in rules.bare_firsts and start != end
+            end = end if is_bare else min(end, start)  # a marker may begin with white space
             self._space += text[at:end]
             at = end
             if len(self._space) > LONGEST_SPACE:
                 self._show("")
-            if at < len(text) and text[at] in rules.bare_firsts:
+            if is_bare:
                 numbers = tuple(n for n in rules.bare if text[at] in rules.syntaxes[n].bare)
                 self._attempt("", numbers)
                 return at, True
-        start, marker = rules.in_content.find(text, at, last)
         if start > at:
             self._show(text[at:start])
         if marker is None:

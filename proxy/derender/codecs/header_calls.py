@@ -85,6 +85,8 @@ class HeaderCodec(Codec):
         if marker is None:
             return at, Step.FAILED if self.state == "section" else Step.DONE
         if marker == self._syntax.call:
+            if not self._syntax.sections:  # the next call may be in another of the family's syntaxes
+                return at, Step.DONE
             self.state = "header"
         elif marker in self._syntax.sections:
             self.state = "section"

@@ -7,6 +7,7 @@ to nobody and is prose.
 
 import re
 from html import unescape
+from typing import Any
 
 from proxy.derender.codecs.base import (
     LONGEST_HEADER,
@@ -106,6 +107,11 @@ class TaggedCodec(Codec):
         self.count = self.size = 0
         self.string = self.begun = False
         self.held: list[str] = []
+
+    def load(self, state: Any, marks: Marks) -> None:
+        super().load(state, marks)
+        if self.wrapped and not self.held:
+            raise ValueError("the state of a call holds wrapped arguments without their key")
 
     def read(self, text: str, at: int, last: bool, sink: Sink) -> tuple[int, Step]:
         while True:
