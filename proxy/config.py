@@ -88,7 +88,8 @@ def _declaration(value: object) -> Reasoning | Calls:
     name = options.pop("kind", None)
     kind = KINDS.get(name) if isinstance(name, str) else None
     if kind is None:
-        raise ValueError(f"kind {name!r} is not known{_nearest(str(name), KINDS)}")
+        missing = "kind is missing" if name is None else f"kind {name!r} is not known"
+        raise ValueError(f"{missing}{_nearest(str(name), KINDS)}")
     hints = get_type_hints(kind)
     for key in options:
         if key not in hints:
