@@ -19,7 +19,11 @@ from proxy.api.routes import application
 from proxy.config import Config, ModelConfig, PoolConfig
 from proxy.derender.codecs.base import MarkupLimits
 from proxy.derender.output_format import OutputFormat
-from proxy.formats.table import UnknownFormat, format_pair
+from proxy.formats.auto import Evidence
+from proxy.formats.kinds import Channels, Reasoning
+from proxy.formats.reasoning import REASONING
+from proxy.formats.table import FormatPair, Formats, UnknownFormat
+from proxy.formats.tools import TOOLS
 from proxy.generate.engines.base import Timeouts
 from proxy.generate.engines.vllm import VllmEngine
 from proxy.generate.pool import Pool
@@ -58,7 +62,8 @@ def build_engine(url: str, key: SecretStr | None, timeouts: Timeouts) -> VllmEng
 class ModelLoader:
     """Reads files and builds tokenizers once, however many models name them. Blocking."""
 
-    def __init__(self) -> None:
+    def __init__(self, formats: Formats | None = None) -> None:
+        self._formats = formats or Formats()
         self._files: dict[tuple[str | None, ...], ModelFiles] = {}
         self._tokenizers: dict[object, TokenizerParts] = {}
 
@@ -86,7 +91,8 @@ class ModelLoader:
             )
         except ValueError as error:
             raise CannotStart(str(error)) from error
-        output_format = self._output_format(config, parts)
+        pair = self._format_pair(config, files, parts)
+        output_format = self._output_format(config, pair, parts)
         size = parts.vocabulary.size
         ids = range(max(size, files.vocab_size or 0))
         self._warn(config, files, ids)
@@ -108,6 +114,7 @@ class ModelLoader:
             defaults=defaults,
             return_tokens_as_token_ids=config.return_tokens_as_token_ids,
             output_format=output_format,
+            parsers=(pair.tool_call_parser, pair.reasoning_parser),
             enable_auto_tool_choice=config.enable_auto_tool_choice,
             default_chat_template_kwargs=config.default_chat_template_kwargs,
             reasoning_field=config.reasoning_field,
@@ -128,12 +135,18 @@ class ModelLoader:
                 raise CannotStart(f"{config.model}: its files are not as expected: {error}") from error
         return self._files[place]
 
-    @staticmethod
-    def _output_format(config: ModelConfig, parts: TokenizerParts) -> OutputFormat | None:
+    def _format_pair(self, config: ModelConfig, files: ModelFiles, parts: TokenizerParts) -> FormatPair:
+        evidence = Evidence(tuple(files.chat_templates.values()), frozenset(parts.vocabulary.added_texts.values()))
         try:
-            pair = format_pair(config.tool_call_parser, config.reasoning_parser)
+            pair = self._formats.pair(config.tool_call_parser, config.reasoning_parser, evidence)
         except UnknownFormat as error:
             raise CannotStart(str(error)) from error
+        for note in pair.notes:
+            logger.info("model %s: %s", config.name, note)
+        return pair
+
+    @staticmethod
+    def _output_format(config: ModelConfig, pair: FormatPair, parts: TokenizerParts) -> OutputFormat | None:
         if pair.reasoning is None and not pair.calls:
             return None
         limits = MarkupLimits(config.max_tool_call_depth, config.max_tool_call_held)
@@ -149,9 +162,20 @@ class ModelLoader:
             logger.warning("model %s: max_model_len is %d, but the model's files say %d", config.name, wanted, own)
 
 
+def declared_formats(config: Config) -> Formats:
+    """The project's formats and those of the configuration."""
+    tools, reasoning = dict(TOOLS), dict(REASONING)
+    for name, declarations in config.formats.items():
+        if calls := tuple(d for d in declarations if not isinstance(d, Reasoning)):
+            tools[name] = calls
+        if spans := [d for d in declarations if isinstance(d, Reasoning | Channels)]:
+            reasoning[name] = spans[0]
+    return Formats(tools, reasoning)
+
+
 def load_models(config: Config, pools: Mapping[str, Pool]) -> list[ServedModel]:
     """Raises `CannotStart` with a line for each model that cannot be loaded."""
-    loader, models, problems = ModelLoader(), [], []
+    loader, models, problems = ModelLoader(declared_formats(config)), [], []
     for index, model in enumerate(config.models):
         try:
             models.append(loader.load(model, pools[model.pool]))
@@ -184,6 +208,8 @@ async def check(config: Config) -> list[str]:
             length = model.limits.max_model_len
             context = f"{length} tokens of context" if length else "context length unknown, the engine decides"
             lines.append(f"model {model.name}{aliases}: {model.root}, pool {its.pool}")
+            tools, reasoning = (name or "none" for name in model.parsers)
+            lines.append(f"  tool calls: {tools}, reasoning: {reasoning}")
             lines.append(f"  vocabulary of {model.limits.vocabulary_size}, {context}, {model.chats.description}")
         for name, pool in config.pools.items():
             lines.append(f"pool {name}: {pool.policy}")

@@ -10,9 +10,9 @@ paths are relative to the working directory. How YAML is read, and `${NAME}` wit
 import difflib
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, cast
+from typing import Annotated, Any, Literal, Self, cast, get_origin, get_type_hints
 from urllib.parse import urlsplit
 
 from pydantic import (
@@ -22,13 +22,19 @@ from pydantic import (
     ConfigDict,
     Field,
     JsonValue,
+    PlainValidator,
     SecretStr,
+    TypeAdapter,
     ValidationError,
     model_validator,
 )
 from pydantic_core import ErrorDetails
 
 from proxy import CannotStart
+from proxy.formats.kinds import KINDS, Calls, Reasoning, check
+from proxy.formats.reasoning import REASONING
+from proxy.formats.table import AUTO
+from proxy.formats.tools import TOOLS
 from proxy.yaml_document import Document, KeyPath, dotted
 
 
@@ -74,6 +80,39 @@ def _default_served_name(model: str) -> str:
     return model.rstrip("/").rpartition("/")[2].removesuffix(".gguf") or model
 
 
+def _declaration(value: object) -> Reasoning | Calls:
+    """A format's declaration, as a dataclass of `proxy.formats.kinds`."""
+    if not isinstance(value, dict):
+        raise ValueError("should be a mapping with a kind and its fields")
+    options = dict(value)
+    name = options.pop("kind", None)
+    kind = KINDS.get(name) if isinstance(name, str) else None
+    if kind is None:
+        missing = "kind is missing" if name is None else f"kind {name!r} is not known"
+        raise ValueError(f"{missing}{_nearest(str(name), KINDS)}")
+    hints = get_type_hints(kind)
+    for key in options:
+        if key not in hints:
+            raise ValueError(f"{key} is not a field of {name}{_nearest(key, hints)}")
+        if get_origin(hints[key]) is tuple and isinstance(options[key], str):
+            options[key] = [options[key]]
+    try:
+        declaration = TypeAdapter(kind).validate_python(options)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"]))
+        raise ValueError(f"{place}: {first['msg'][:1].lower()}{first['msg'][1:]}") from None
+    check(declaration)
+    return declaration
+
+
+def _new_name(name: str) -> str:
+    if name == AUTO or name in TOOLS or name in REASONING:
+        raise ValueError(f"{name} is one of the project's own formats; choose another name")
+    return name
+
+
+Declaration = Annotated[Any, PlainValidator(_declaration)]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Name = Annotated[str, Field(min_length=1)]
 
@@ -158,10 +197,11 @@ class ModelConfig(_Section):
     False lets every client write control tokens."""
 
     tool_call_parser: Name | None = None
-    """How the model writes tool calls, by vLLM's parser name (`proxy/formats/README.md` lists them)."""
+    """How the model writes tool calls, by vLLM's parser name (`proxy/formats/README.md` lists them), or by a name of
+    `formats`. `auto` finds it in the chat template and the vocabulary, and refuses where it cannot tell."""
 
     reasoning_parser: Name | None = None
-    """How the model writes its reasoning, by vLLM's parser name."""
+    """How the model writes its reasoning, in the same way."""
 
     reasoning_field: Literal["reasoning", "reasoning_content", "both"] = "reasoning"
     """What responses call the reasoning: vLLM's name of today, the name that DeepSeek's API and older clients know,
@@ -282,6 +322,12 @@ class Config(_Section):
     pools: dict[Name, PoolConfig] = Field(min_length=1)
     """The engines, in pools that bear a name. Each pool serves one model or more; one that serves none is refused."""
 
+    formats: dict[
+        Annotated[str, AfterValidator(_new_name)], Annotated[list[Declaration], BeforeValidator(_as_list)]
+    ] = {}
+    """Formats of your own, by name, for `tool_call_parser` and `reasoning_parser`: a `kind` with its fields, or a list
+    of such. `proxy/formats/README.md` has the kinds; `custom-format.yaml` is an example."""
+
     def with_listen(self, host: str | None, port: int | None) -> "Config":
         """This configuration with the command line's host and port, where given. Raises ConfigError on a bad one."""
         given = {"host": host, "port": port}
@@ -394,7 +440,7 @@ def _served_names(model: dict[str, JsonValue]) -> Iterator[tuple[KeyPath, str]]:
         yield ("model",), _default_served_name(path)
 
 
-def _nearest(word: str, known: Mapping[str, object]) -> str:
+def _nearest(word: str, known: Collection[str]) -> str:
     matches = difflib.get_close_matches(word, known, 1)
     return f"; did you mean {matches[0]}?" if matches else f"; expected one of {', '.join(known)}"
 

@@ -71,7 +71,8 @@ class TokenizerParts:
 class ServedModel:
     """`names` are what clients may call it, the canonical one first; `root` is where its files came from.
 
-    `output_format` is how its parsers read its output, None where it has none and all output is content."""
+    `output_format` is how its parsers read its output, None where it has none and all output is content; `parsers` are
+    their names, for tool calls and for reasoning."""
 
     names: Sequence[str]
     root: str
@@ -84,6 +85,7 @@ class ServedModel:
     defaults: SamplingDefaults
     return_tokens_as_token_ids: bool
     output_format: OutputFormat | None = None
+    parsers: tuple[str | None, str | None] = (None, None)
     enable_auto_tool_choice: bool = False
     default_chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     reasoning_field: str = "reasoning"

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from proxy.derender.answer import Answer, Form, Head, Prompts, StreamedAnswer, WholeAnswer
 from proxy.derender.chat import ChatForm
@@ -28,7 +28,8 @@ from proxy.protocol.openai import ChatRequest, CompletionRequest, GenerationRequ
 from proxy.render.messages import normalise
 from proxy.render.renderer import RenderedChat
 from proxy.render.sampling import check_prompt_length, check_text_length, check_token_ids, sampling_params, truncated
-from proxy.render.structured_outputs import structured_outputs
+from proxy.render.structural_tags import Surroundings
+from proxy.render.structured_outputs import constrains_calls, structured_outputs
 
 Rendered = TypeVar("Rendered")
 
@@ -140,13 +141,14 @@ async def render_completion(model: ServedModel, request: CompletionRequest, requ
 def _job(model: ServedModel, request: GenerationRequest, token_ids: list[int], request_id: str) -> Job:
     token_ids = truncated(token_ids, request.truncate_prompt_tokens, model.limits.max_model_len)
     check_prompt_length(len(token_ids), model.limits.max_model_len)
+    constraint = _constraint(model, request, token_ids)
     params = sampling_params(
         request,
         prompt_length=len(token_ids),
         limits=model.limits,
         defaults=model.defaults,
         eos_token_ids=model.eos_token_ids,
-        structured_outputs=structured_outputs(request),
+        structured_outputs=constraint.structured_outputs,
     )
     generate = GenerateRequest(
         request_id=request_id,
@@ -158,8 +160,37 @@ def _job(model: ServedModel, request: GenerationRequest, token_ids: list[int], r
         priority=request.priority or 0,
         kv_transfer_params=request.kv_transfer_params,
         vocabulary_size=model.limits.engine_vocabulary_size,
+        reasoning_ended=constraint.reasoning_ended,
+        reasoning_parser_kwargs=constraint.reasoning_parser_kwargs,
     )
     return Job(generate, choice_context(model, request, token_ids))
+
+
+class _Constraint(NamedTuple):
+    """What an engine is told of the form of an output, and of the reasoning that may come before it."""
+
+    structured_outputs: JsonObject | None = None
+    reasoning_ended: bool | None = None
+    reasoning_parser_kwargs: JsonObject | None = None
+
+
+def _constraint(model: ServedModel, request: GenerationRequest, prompt_token_ids: Sequence[int]) -> _Constraint:
+    output = model.output_format
+    if output is None or not isinstance(request, ChatRequest):
+        return _Constraint(structured_outputs(request))
+    variables = template_variables(model, request)
+    ended = output.reasoning_ended(prompt_token_ids, variables)
+    reasoning = output.reasoning
+    around = Surroundings()
+    if reasoning is not None:
+        may_think = ended and reasoning.starts == "outside" and not reasoning.once
+        around = Surroundings(reasoning if may_think else None, reasoning.dropped)
+    constraint = structured_outputs(request, output.calls, around)
+    if constraint is None or (reasoning is None and output.channels is None):
+        return _Constraint(constraint)
+    if output.channels is not None:  # a tag for channels begins with the reasoning, any other constraint behind it
+        ended = constrains_calls(request)
+    return _Constraint(constraint, ended, {"chat_template_kwargs": variables})
 
 
 def choice_context(model: ServedModel, request: GenerationRequest, prompt_token_ids: Sequence[int]) -> ChoiceContext:

@@ -15,7 +15,7 @@ MAY_IMPORT = {
     "derender": {"protocol", "formats"},
     "generate": {"protocol"},
     "embedded": {"protocol", "render"},
-    "config": {"yaml_document"},
+    "config": {"formats", "yaml_document"},
     "yaml_document": set(),
     "model_files": {"render", "embedded", "protocol"},
     "models": {"model_files", "render", "generate", "derender", "protocol"},

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from proxy.config import Config, ConfigError, ModelConfig, ServerConfig, load_config, read_config, reference
+from proxy.formats.kinds import JsonCalls, PythonicCalls, Reasoning
 
 EXAMPLES = Path(__file__).parents[1] / "config"
 
@@ -50,6 +51,7 @@ def test_every_example_loads(path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_there_are_examples_to_load() -> None:
     assert {path.name for path in EXAMPLES.glob("*.yaml")} >= {
+        "custom-format.yaml",
         "demo.yaml",
         "one-engine.yaml",
         "pool.yaml",
@@ -480,3 +482,45 @@ def test_a_file_that_cannot_be_read_says_so(tmp_path: Path) -> None:
         read_config(missing)
     with pytest.raises(ConfigError, match=rf"^{binary}: is not UTF-8 text \(byte 1\)$"):
         read_config(binary)
+
+
+def with_format(*lines: str) -> str:
+    """SMALLEST with a format, its lines from line 8 on."""
+    return SMALLEST + "formats:\n  house:\n" + "".join(f"    {line}\n" for line in lines)
+
+
+def test_a_format_is_declared_as_its_kind_with_its_fields() -> None:
+    config = load(with_format("kind: json_calls", "open: <call>", 'close: ["</call>", "</calls>"]', "array: true"))
+    assert config.formats == {"house": [JsonCalls(open=("<call>",), close=("</call>", "</calls>"), array=True)]}
+
+
+def test_a_format_may_be_several_declarations() -> None:
+    config = load(with_format("- {kind: pythonic_calls}", "- {kind: reasoning, close: </t>}"))
+    assert config.formats == {"house": [PythonicCalls(), Reasoning(close=("</t>",))]}
+
+
+@pytest.mark.parametrize(
+    ("lines", "problem"),
+    [
+        (["kind: jsoncalls"], "formats.house[0]: kind 'jsoncalls' is not known; did you mean json_calls?"),
+        (["open: <c>"], "formats.house[0]: kind is missing; expected one of reasoning, json_calls"),
+        (
+            ["kind: json_calls", "opens: <c>"],
+            "formats.house[0]: opens is not a field of json_calls; did you mean open?",
+        ),
+        (["kind: json_calls", "array: perhaps"], "formats.house[0]: array: input should be a valid boolean"),
+        (["kind: reasoning", "close: </t>", "starts: within"], "starts: input should be 'inside' or 'outside'"),
+        (["kind: reasoning"], "formats.house[0]: close: field required"),
+        (["kind: header_calls", "call: <c>", "header: <sep>"], "header needs the hole {name} or {id}"),
+        (["just text"], "formats.house[0]: should be a mapping with a kind and its fields"),
+    ],
+)
+def test_a_declaration_that_cannot_work_is_refused_with_its_field(lines: list[str], problem: str) -> None:
+    (line,) = problems(with_format(*lines))
+    assert problem in line
+    assert line.startswith(("c.yaml:7:", "c.yaml:8:"))
+
+
+def test_a_format_of_the_project_cannot_be_declared_anew() -> None:
+    (line,) = problems(SMALLEST + "formats:\n  hermes: {kind: pythonic_calls}\n")
+    assert "hermes is one of the project's own formats; choose another name" in line

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 FIRST_MARK, MOST_MARKS = 0xD800, 0x800
+_SUFFIXED = re.compile(r"<(/?\w+):[0-9a-f]{4,}>")
 _MARK = re.compile("([\ud800-\udfff])")
 
 
@@ -19,11 +20,13 @@ class Marks:
 
     def __init__(self, added_texts: Mapping[int, str], markers: Iterable[str]) -> None:
         wanted = "\0".join(markers)
-        ids = [i for i, text in sorted(added_texts.items()) if len(text) > 1 and text.strip() and text in wanted]
+        ids = [
+            i for i, text in sorted(added_texts.items()) if text.strip() and len(text) > 1 and _plain(text) in wanted
+        ]
         self.by_id: dict[int, str] = {i: chr(FIRST_MARK + number) for number, i in enumerate(ids[:MOST_MARKS])}
         self._texts = {mark: added_texts[i] for i, mark in self.by_id.items()}
         self._translation = {ord(mark): text for mark, text in self._texts.items()}
-        by_text = {text: mark for mark, text in self._texts.items()}
+        by_text = {_plain(text): mark for mark, text in self._texts.items()}
         longest_first = sorted(map(re.escape, by_text), key=len, reverse=True)
         self._tokens = re.compile("|".join(longest_first) or "(?!)")
         self._by_text = by_text
@@ -55,6 +58,11 @@ class Marks:
         if any("\ud800" <= c <= "\udfff" and c not in self._texts for c in text):
             raise ValueError("a text holds half of a surrogate pair")
         return text
+
+
+def _plain(text: str) -> str:
+    """A token's text without the suffix that some checkpoints give each of their tags, as in `<tool_call:6124c78e>`."""
+    return _SUFFIXED.sub(r"<\1>", text)
 
 
 class Prefixes:

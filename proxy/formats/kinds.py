@@ -174,7 +174,7 @@ Calls = JsonCalls | HeaderCalls | TaggedCalls | ElementCalls | PythonicCalls | Q
 syntax itself cannot be; and an answer without a call is then no answer, so that its text is dropped (as vLLM does)."""
 
 
-_WORDS = frozenset(
+WORDS = frozenset(
     ("starts", "switches", "trim", "name", "arguments", "ids", "types", "unwraps", "item", "quoted", "reasoning")
 )
 """Fields that hold names and words, and no markers."""
@@ -184,5 +184,57 @@ def markers(declaration: Reasoning | Calls) -> Iterator[str]:
     """Every marker of a declaration, its holes in it."""
     for field in fields(declaration):
         value = getattr(declaration, field.name)
-        if field.name not in _WORDS:
+        if field.name not in WORDS:
             yield from (text for text in (value if isinstance(value, tuple) else (value,)) if isinstance(text, str))
+
+
+KINDS: dict[str, type[Reasoning | Calls]] = {
+    "reasoning": Reasoning,
+    "json_calls": JsonCalls,
+    "header_calls": HeaderCalls,
+    "tagged_calls": TaggedCalls,
+    "element_calls": ElementCalls,
+    "pythonic_calls": PythonicCalls,
+    "quoted_map_calls": QuotedMapCalls,
+    "channels": Channels,
+}
+"""The kinds by the names that a configuration calls them."""
+
+_HOLES: dict[tuple[type, str], tuple[frozenset[str], frozenset[str]]] = {
+    (HeaderCalls, "header"): (frozenset(), frozenset({"name", "id"})),
+    (TaggedCalls, "call"): (frozenset({"name"}), frozenset({"name", "index"})),
+    (TaggedCalls, "parameter"): (frozenset({"key"}), frozenset({"key", "string", "type"})),
+    (ElementCalls, "call"): (frozenset({"name"}), frozenset({"name"})),
+    (QuotedMapCalls, "call"): (frozenset({"name"}), frozenset({"name"})),
+}
+"""Where holes may be: those that must be there, and those that may."""
+
+_NEEDED: dict[type, tuple[str, ...]] = {
+    Reasoning: ("close",),
+    HeaderCalls: ("call", "header"),
+    TaggedCalls: ("call", "parameter", "parameter_end"),
+    ElementCalls: ("namespace", "call", "call_end"),
+    QuotedMapCalls: ("open", "quote"),
+    Channels: ("start", "channel", "message", "ends", "recipient"),
+}
+
+
+def check(declaration: Reasoning | Calls) -> None:
+    """Raises ValueError that names the field of a declaration that cannot work, and says why."""
+    kind = type(declaration)
+    for name in _NEEDED.get(kind, ()):
+        if not getattr(declaration, name):
+            raise ValueError(f"{name} is missing")
+    for field in fields(declaration):
+        value = getattr(declaration, field.name)
+        if isinstance(value, tuple) and not all(value):
+            raise ValueError(f"{field.name} has an empty text")
+        needed, allowed = _HOLES.get((kind, field.name), (frozenset[str](), frozenset[str]()))
+        for text in value if isinstance(value, tuple) else (value,):
+            holes = set(HOLE.findall(text)) if isinstance(text, str) else set()
+            if missing := needed - holes:
+                raise ValueError(f"{field.name} needs the hole {{{min(missing)}}}")
+            if isinstance(text, str) and (unknown := holes - allowed):
+                raise ValueError(f"{field.name} has the hole {{{min(unknown)}}}, which means nothing there")
+    if isinstance(declaration, HeaderCalls) and not all(HOLE.search(header) for header in declaration.header):
+        raise ValueError("header needs the hole {name} or {id}")

@@ -27,9 +27,11 @@ class TokenLogprob(TopLogprob):
 class GenerateRequest:
     """One prompt for a token engine. `token_ids` are within the model's vocabulary and at least one.
 
-    `vocabulary_size` bounds the ids that may come back, where the model's files tell it. The model is not named: an
-    engine has one, under a name of its own. `body` is that of a client who speaks this protocol itself: it goes to the
-    engine as it came.
+    `vocabulary_size` bounds the ids that may come back, where the model's files tell it. `reasoning_ended` and
+    `reasoning_parser_kwargs` say where a constraint on the output begins: with the first token, or where the engine's
+    own reasoning parser, made with these arguments, sees the reasoning end. The model is not named: an engine has one,
+    under a name of its own. `body` is that of a client who speaks this protocol itself: it goes to the engine as it
+    came.
     """
 
     request_id: str
@@ -42,6 +44,8 @@ class GenerateRequest:
     content_parts: list[JsonObject] = field(default_factory=list)
     vocabulary_size: int | None = None
     body: JsonObject | None = None
+    reasoning_ended: bool | None = None
+    reasoning_parser_kwargs: JsonObject | None = None
 
     @property
     def n(self) -> int:
@@ -68,6 +72,10 @@ class GenerateRequest:
             # Where vLLM before 0.33 reads them.
             extra = {**self.sampling_params.get("extra_args", {}), "kv_transfer_params": self.kv_transfer_params}
             body["sampling_params"] = {**self.sampling_params, "extra_args": extra}
+        if self.reasoning_ended is not None:
+            body["reasoning_ended"] = self.reasoning_ended
+        if self.reasoning_parser_kwargs is not None:
+            body["reasoning_parser_kwargs"] = self.reasoning_parser_kwargs
         if self.content_parts:
             body["content_parts"] = self.content_parts
         return body

@@ -76,6 +76,7 @@ class FunctionDefinition(Fields):
     name: str = Field(min_length=1)
     description: str | None = None
     parameters: JsonObject | None = None
+    strict: bool | None = None
 
 
 class ToolDefinition(Fields):

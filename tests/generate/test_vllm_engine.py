@@ -620,8 +620,8 @@ async def test_a_refusal_of_structured_outputs_says_what_to_do() -> None:
     assert isinstance(got.error, EngineRefused)
     assert got.error.message == (
         f"engine {name} refused the request: structured outputs are not supported (a --tokens-only vLLM has no "
-        "grammars; start the engine with --enable-scale-out instead, or leave response_format, structured_outputs and "
-        "a forced tool_choice out)"
+        "grammars; start the engine with --enable-scale-out instead, or leave response_format, structured_outputs, a "
+        "forced tool_choice and strict tools out)"
     )
     assert got.error.param == "sampling_params"
 

@@ -235,7 +235,6 @@ def test_ids_that_end_alike_stay_apart_and_stay_the_same_as_the_conversation_goe
         ([USER, call("a"), {**result("a"), "name": 3}], {}, "messages", "name: Input should be a valid string"),
         ([{"role": "user", "content": " " * 1_000_000 + "x"}], {}, "messages", "Regex error"),
         ([USER], {"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools", "Function name was a b"),
-        ([USER], {"tools": [{**TOOL, "function": {**TOOL["function"], "strict": "x"}}]}, "tools", "strict: Input"),
         (
             [USER],
             {"tools": [{"type": "function", "function": {"name": "a", "parameters": {"type": "smell"}}}]},

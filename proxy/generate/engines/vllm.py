@@ -35,7 +35,7 @@ HEALTH_TIMEOUT = aiohttp.ClientTimeout(total=2)
 
 ADVICE = {
     "structured": "a --tokens-only vLLM has no grammars; start the engine with --enable-scale-out instead, or leave "
-    "response_format, structured_outputs and a forced tool_choice out",
+    "response_format, structured_outputs, a forced tool_choice and strict tools out",
 }
 """What to do about refusals that come of how an engine was started, by a word of its message."""
 
