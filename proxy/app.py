@@ -29,9 +29,12 @@ from proxy.generate.engines.vllm import VllmEngine
 from proxy.generate.pool import Pool
 from proxy.model_files import ModelFiles, load_model_files
 from proxy.models import Models, ServedModel, TokenizerParts
+from proxy.record import Recorder
+from proxy.recorder import FileRecorder
 from proxy.render.chat_template import RESERVED_VARIABLES
 from proxy.render.renderer import ChatSettings
 from proxy.render.sampling import Limits, SamplingDefaults
+from proxy.replay import Options, replay
 
 logger = logging.getLogger("proxy")
 
@@ -62,8 +65,8 @@ def build_engine(url: str, key: SecretStr | None, timeouts: Timeouts) -> VllmEng
 class ModelLoader:
     """Reads files and builds tokenizers once, however many models name them. Blocking."""
 
-    def __init__(self, formats: Formats | None = None) -> None:
-        self._formats = formats or Formats()
+    def __init__(self, formats: Formats | None = None, recorder: Recorder | None = None) -> None:
+        self._formats, self._recorder = formats or Formats(), recorder
         self._files: dict[tuple[str | None, ...], ModelFiles] = {}
         self._tokenizers: dict[object, TokenizerParts] = {}
 
@@ -118,6 +121,7 @@ class ModelLoader:
             enable_auto_tool_choice=config.enable_auto_tool_choice,
             default_chat_template_kwargs=config.default_chat_template_kwargs,
             reasoning_field=config.reasoning_field,
+            recorder=self._recorder,
         )
 
     def _read(self, config: ModelConfig) -> ModelFiles:
@@ -173,9 +177,9 @@ def declared_formats(config: Config) -> Formats:
     return Formats(tools, reasoning)
 
 
-def load_models(config: Config, pools: Mapping[str, Pool]) -> list[ServedModel]:
+def load_models(config: Config, pools: Mapping[str, Pool], recorder: Recorder | None = None) -> list[ServedModel]:
     """Raises `CannotStart` with a line for each model that cannot be loaded."""
-    loader, models, problems = ModelLoader(declared_formats(config)), [], []
+    loader, models, problems = ModelLoader(declared_formats(config), recorder), [], []
     for index, model in enumerate(config.models):
         try:
             models.append(loader.load(model, pools[model.pool]))
@@ -190,13 +194,24 @@ def load_models(config: Config, pools: Mapping[str, Pool]) -> list[ServedModel]:
 async def built(config: Config) -> AsyncIterator[Models]:
     """All models and pools of a configuration; the pools are closed at the end."""
     pools: dict[str, Pool] = {}
+    server, recorder = config.server, None
+    if server.record_dir is not None:
+        recorder = FileRecorder(server.record_dir, server.record_last, with_prompts=server.record_prompts)
     try:
         for name, pool in config.pools.items():
             pools[name] = build_pool(name, pool)
-        yield Models(await asyncio.to_thread(load_models, config, pools))
+        yield Models(await asyncio.to_thread(load_models, config, pools, recorder))
     finally:
         for built_pool in pools.values():
             await built_pool.close()
+        if recorder is not None:
+            await asyncio.to_thread(recorder.close)
+
+
+async def replayed(config: Config, text: str, options: Options, *, as_json: bool) -> list[str]:
+    """The lines of `replay`, for the only model of a configuration. Raises `CannotStart`."""
+    async with built(config) as models:
+        return list(replay(models.all[0], text, options, as_json=as_json))
 
 
 async def check(config: Config) -> list[str]:

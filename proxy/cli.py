@@ -1,4 +1,4 @@
-"""The command line: `serve`, `check`, `demo` and `engine`. Heavy imports wait until a command needs them."""
+"""The command line: `serve`, `check`, `replay`, `demo` and `engine`. Heavy imports wait until a command needs them."""
 
 import argparse
 import asyncio
@@ -61,6 +61,28 @@ def _parser() -> argparse.ArgumentParser:
     _add_listen(demo, ("127.0.0.1", 8000))
     demo.set_defaults(run=_demo)
 
+    replay = commands.add_parser(
+        "replay",
+        allow_abbrev=False,
+        help="show how an output is read, token by token",
+        description="Show how a model's output is read, token by token: id, text, state and what it adds to the "
+        "answer. The output is text, a JSON list of token ids, or a file of the server's record_dir, which holds the "
+        "request as well. Without --config, --model is a directory or Hub id, whose formats are found as auto does.",
+    )
+    replay.add_argument(
+        "--model", metavar="NAME", help="a served model's name; of a file with one model it may be left out"
+    )
+    replay.add_argument(
+        "--config", type=Path, metavar="FILE", help="the YAML file that names the model and its formats"
+    )
+    replay.add_argument("--tools", type=Path, metavar="FILE", help="the tools of the request, as JSON")
+    replay.add_argument("--tool-choice", metavar="CHOICE", help="none, auto, required, or the name of a function")
+    replay.add_argument("--prompt", metavar="TEXT", help="how the prompt ends, as text or a JSON list of token ids")
+    replay.add_argument("--finish-reason", choices=("stop", "length"), default="stop", help="default: %(default)s")
+    replay.add_argument("--json", action="store_true", help="a JSON object per token, then one with the message")
+    replay.add_argument("output", nargs="?", default="-", metavar="OUTPUT", help="a file, or - for standard input")
+    replay.set_defaults(run=_replay)
+
     engine = commands.add_parser(
         "engine",
         allow_abbrev=False,
@@ -114,6 +136,30 @@ def _check(options: argparse.Namespace) -> None:
     from proxy import app
 
     print("\n".join(asyncio.run(app.check(_config(options)))))
+
+
+def _replay(options: argparse.Namespace) -> None:
+    from proxy import app
+    from proxy.config import Config, read_config
+    from proxy.replay import Options
+
+    if options.config is not None:
+        config = read_config(options.config).only(options.model)
+    elif options.model is not None:
+        config = Config.of_model(options.model)
+    else:
+        raise CannotStart("replay needs --config, or --model with a directory or a Hub id")
+    text = sys.stdin.read() if options.output == "-" else _read(Path(options.output))
+    tools = None if options.tools is None else _read(options.tools)
+    given = Options(tools, options.tool_choice, options.prompt, options.finish_reason)
+    print("\n".join(asyncio.run(app.replayed(config, text, given, as_json=options.json))))
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise CannotStart(f"{path} cannot be read: {error}") from None
 
 
 def _demo(options: argparse.Namespace) -> None:

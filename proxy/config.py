@@ -151,6 +151,16 @@ class ServerConfig(_Section):
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """The least severe messages that are logged."""
 
+    record_dir: Name | None = None
+    """A directory that keeps the token streams of the last chats, as files that `derender-proxy replay` reads: for
+    looking at how an output was parsed. They hold what models wrote, and the tools of the requests."""
+
+    record_last: int = Field(default=100, ge=1, le=100_000)
+    """How many chats `record_dir` keeps."""
+
+    record_prompts: bool = False
+    """Whether the records hold the prompts too."""
+
 
 class ModelConfig(_Section):
     """One model as clients see it: the files that render and derender need, its defaults, its pool of engines."""
@@ -327,6 +337,28 @@ class Config(_Section):
     ] = {}
     """Formats of your own, by name, for `tool_call_parser` and `reasoning_parser`: a `kind` with its fields, or a list
     of such. `proxy/formats/README.md` has the kinds; `custom-format.yaml` is an example."""
+
+    def only(self, name: str | None) -> "Config":
+        """This configuration with one model, and its pool: the one of that name, or, without a name, the only one.
+        Raises ConfigError."""
+        found = [model for model in self.models if name is None or name in model.served_model_name]
+        if len(found) != 1:
+            names = ", ".join(model.name for model in self.models)
+            asked = "name one of its models with --model" if name is None else f"there is no model {name!r}"
+            raise ConfigError(f"{asked}; the file has {names}")
+        (model,) = found
+        return self.model_copy(update={"models": [model], "pools": {model.pool: self.pools[model.pool]}})
+
+    @classmethod
+    def of_model(cls, model: str) -> "Config":
+        """A model's files, its formats found in them, and an engine that nobody asks."""
+        parsers = {"tool_call_parser": AUTO, "reasoning_parser": AUTO, "enable_auto_tool_choice": True}
+        return cls.model_validate(
+            {
+                "models": [{"model": model, "pool": "none", **parsers}],
+                "pools": {"none": {"engines": [{"url": "http://127.0.0.1:1"}]}},
+            }
+        )
 
     def with_listen(self, host: str | None, port: int | None) -> "Config":
         """This configuration with the command line's host and port, where given. Raises ConfigError on a bad one."""

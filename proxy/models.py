@@ -16,6 +16,7 @@ from proxy.derender.vocabulary import Vocabulary
 from proxy.generate.pool import Pool
 from proxy.model_files import ModelFiles, ModelFilesError
 from proxy.protocol.errors import BadRequest, NotFound
+from proxy.record import Recorder
 from proxy.render.escaping import SpecialTextEscaper
 from proxy.render.renderer import ChatRenderer, ChatSettings, TemplateRenderer, TextTokenizer
 from proxy.render.sampling import Limits, SamplingDefaults
@@ -89,6 +90,7 @@ class ServedModel:
     enable_auto_tool_choice: bool = False
     default_chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     reasoning_field: str = "reasoning"
+    recorder: Recorder | None = None
 
     @property
     def name(self) -> str:

@@ -25,6 +25,7 @@ from proxy.models import ServedModel
 from proxy.protocol.errors import BadRequest
 from proxy.protocol.generate import GenerateRequest, JsonObject, Outcome, TokenDelta
 from proxy.protocol.openai import ChatRequest, CompletionRequest, GenerationRequest, NamedToolChoice
+from proxy.record import READ_BY, Record
 from proxy.render.messages import normalise
 from proxy.render.renderer import RenderedChat
 from proxy.render.sampling import check_prompt_length, check_text_length, check_token_ids, sampling_params, truncated
@@ -43,6 +44,9 @@ GIANT = 1 << 20
 RENDERING, GIANTS = ThreadPoolExecutor(2, "render"), ThreadPoolExecutor(1, "render-giants")
 """Few threads, whose memory adds up, and one of its own for texts so long that others should not wait behind them."""
 
+LONGEST_TURN_START = 16
+"""Tokens behind the last special one of a prompt that can be the template's; more may be what a user wrote."""
+
 PROMPTS_AT_ONCE = 128
 """How many prompts of one request are generated side by side; each holds a connection to an engine."""
 
@@ -50,12 +54,13 @@ PROMPTS_AT_ONCE = 128
 @dataclass(frozen=True, slots=True)
 class Job:
     """One prompt, rendered. `text` is the prompt as text, where a response may repeat it. `prompt_only` drops what is
-    generated: the engine is asked for a token only because it cannot be asked for none."""
+    generated: the engine is asked for a token only because it cannot be asked for none. `record` is kept at the end."""
 
     request: GenerateRequest
     context: ChoiceContext
     text: str = ""
     prompt_only: bool = False
+    record: Record | None = None
 
 
 class Writer(Protocol):
@@ -107,7 +112,20 @@ async def render_chat(model: ServedModel, request: ChatRequest, request_id: str,
     request.check()
     chat = await render_messages(model, request, size)
     job = _job(model, request, chat.token_ids, request_id)
-    return replace(job, request=replace(job.request, content_parts=chat.content_parts))
+    job = replace(job, request=replace(job.request, content_parts=chat.content_parts))
+    return replace(job, record=_record(model, request, job)) if model.recorder is not None else job
+
+
+def _record(model: ServedModel, request: ChatRequest, job: Job) -> Record:
+    """Of the prompt what the template wrote behind the last message, or all of it where that is wanted."""
+    assert model.recorder is not None
+    prompt, markup = list(job.request.token_ids), job.context.markup
+    if not model.recorder.with_prompts:
+        start = model.output_format.turn_start(prompt) if model.output_format and request.generation_prompt else None
+        turn = [] if start is None else prompt[start:]
+        prompt = turn if len(turn) <= LONGEST_TURN_START else []
+    words = request.model_dump(include=READ_BY, exclude_none=True, by_alias=True)
+    return Record(job.request.request_id, model.name, words, prompt, markup is not None and markup.inside)
 
 
 async def render_completion(model: ServedModel, request: CompletionRequest, request_id: str) -> list[Job]:
@@ -347,4 +365,15 @@ async def _run_one(model: ServedModel, job: Job, first_choice: int, answer: Answ
         if generating and all(answer.ended(first_choice + index) for index in generating):
             flow.stop()
 
-    return await model.pool.generate(job.request, sink, flow)
+    record = job.record
+    if record is None or model.recorder is None:
+        return await model.pool.generate(job.request, sink, flow)
+
+    def recording(events: list[TokenDelta]) -> None:
+        record.add(events)
+        sink(events)
+
+    try:
+        return await model.pool.generate(job.request, recording, flow)
+    finally:
+        model.recorder.keep(record)

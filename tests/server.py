@@ -16,10 +16,17 @@ from proxy.generate.pool import Pool
 from tests.tokenizers import model_folder
 
 
-def config(folder: Path, *engine_urls: str, pool: dict[str, Any] | None = None, **model: Any) -> Config:
-    """One model `m` on one pool; `pool` and `model` add keys to their sections."""
+def config(
+    folder: Path,
+    *engine_urls: str,
+    pool: dict[str, Any] | None = None,
+    server: dict[str, Any] | None = None,
+    **model: Any,
+) -> Config:
+    """One model `m` on one pool; `pool`, `server` and `model` add keys to their sections."""
     return Config.model_validate(
         {
+            "server": server or {},
             "models": [{"served_model_name": "m", "model": str(folder), "pool": "p", **model}],
             "pools": {"p": {"engines": [{"url": url} for url in engine_urls], **(pool or {})}},
         }
@@ -59,6 +66,7 @@ async def running(
     tmp_path: Path,
     *engine_urls: str,
     pool: dict[str, Any] | None = None,
+    server: dict[str, Any] | None = None,
     keep_alive_interval: float = 15,
     max_body_size: int = 64 << 20,
     **model: Any,
@@ -66,10 +74,9 @@ async def running(
     """A running proxy, whose model is a folder that the test made, or a small one."""
     made = (tmp_path / "tokenizer.json").exists() or (tmp_path / "tekken.json").exists()
     folder = tmp_path if made else model_folder(tmp_path)
-    async with built(config(folder, *engine_urls, pool=pool, **model)) as models:
+    async with built(config(folder, *engine_urls, pool=pool, server=server, **model)) as models:
         app = application(models, Draining(), keep_alive_interval=keep_alive_interval, max_body_size=max_body_size)
-        server = TestServer(app, handler_cancellation=True)
-        async with TestClient(server) as client:
+        async with TestClient(TestServer(app, handler_cancellation=True)) as client:
             yield Running(client, models.all[0].pool)
 
 

@@ -97,6 +97,11 @@ class ChoiceStream:
         self.tokens = 0
         self.finish_reason: str | None = None
 
+    @property
+    def place(self) -> str:
+        """What the output is at: "reasoning", "content", "call", or the "header" of a message."""
+        return "content" if self._reader is None else self._reader.place
+
     def feed(
         self,
         token_ids: Sequence[int],

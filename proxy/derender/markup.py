@@ -41,9 +41,11 @@ class Found:
 
 
 class Reader(Protocol):
-    """What `ChoiceStream` knows of a markup machine. `quiet` is None, or tells of which texts nothing needs to be
+    """What `ChoiceStream` knows of a markup machine. `place` is what the text is at: "reasoning", "content", "call" or
+    "header". `quiet` is None, or tells of which texts nothing needs to be
     known but that they are text: they go to the reasoning where `in_reasoning`, to the content otherwise."""
 
+    place: str
     in_reasoning: bool
     quiet: Quiet | None
 

@@ -135,15 +135,22 @@ class OutputFormat:
         return not self._starts_inside(self._tail(prompt_token_ids), variables)
 
     def _tail(self, prompt_token_ids: Sequence[int]) -> str:
-        """The end of the prompt with marks, back to the last special token that is no marker: where the turn begins."""
-        by_id, special = self.marks.by_id, self._vocabulary.special_ids
-        pieces: list[str] = []
-        for token_id in reversed(prompt_token_ids[-FARTHEST_BACK:]):
-            mark = by_id.get(token_id)
-            if mark is None and token_id in special:
-                break
-            pieces.append(mark or self._vocabulary.text_of(token_id))
-        return "".join(reversed(pieces))
+        """The end of the prompt with marks, from where its last turn begins."""
+        start = self.turn_start(prompt_token_ids)
+        tail = prompt_token_ids[-FARTHEST_BACK:] if start is None else prompt_token_ids[start:]
+        return "".join(self.marks.by_id.get(i) or self._vocabulary.text_of(i) for i in tail)
+
+    def turn_start(self, prompt_token_ids: Sequence[int]) -> int | None:
+        """Where the last special token stands that is no marker, or that begins a message of channels; None where there
+        is none near the end."""
+        special, by_id = self._vocabulary.special_ids, self.marks.by_id
+        begins = self.channels.start if self.channels is not None else None
+        end = len(prompt_token_ids)
+        for at in range(end - 1, max(end - FARTHEST_BACK, 0) - 1, -1):
+            mark = by_id.get(prompt_token_ids[at])
+            if mark == begins if mark is not None else prompt_token_ids[at] in special:
+                return at
+        return None
 
     def _starts_inside(self, tail: str, variables: Mapping[str, Any]) -> bool:
         reasoning = self.reasoning

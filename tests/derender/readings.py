@@ -19,9 +19,12 @@ from proxy.derender.choice import ChoiceContext, ChoiceStream, Delta
 from proxy.derender.codecs.base import MarkupLimits
 from proxy.derender.output_format import OutputFormat, ToolUse
 from proxy.derender.vocabulary import Vocabulary
+from proxy.formats.auto import Evidence
 from proxy.formats.kinds import Calls, Reasoning, markers
-from proxy.formats.table import FormatPair, format_pair
+from proxy.formats.table import FormatPair, Formats
 from tests import tokenizers
+
+NO_EVIDENCE = Evidence((), frozenset())
 
 TOKENS = re.compile(r"｜DSML｜|\]<\]minimax\[>\[|<(?!/?｜DSML)[^<>{}\s=]+>|\[/?[A-Z_]+\]")
 """What is one added token where a format's markers are tokens, by the look of it."""
@@ -87,7 +90,7 @@ def _id_of_byte() -> dict[int, int]:
 @functools.cache
 def known_format(tool: str | None, reasoning: str | None, by_id: bool = True) -> Format:
     """By the names of the two parsers."""
-    return Format(format_pair(tool, reasoning), by_id)
+    return Format(Formats().pair(tool, reasoning, NO_EVIDENCE), by_id)
 
 
 @dataclass

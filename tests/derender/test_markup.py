@@ -14,8 +14,21 @@ from proxy.derender.choice import ChoiceStream
 from proxy.derender.codecs.base import MarkupLimits
 from proxy.derender.output_format import ToolUse
 from proxy.derender.stop import StopRule
-from proxy.formats.table import format_pair
-from tests.derender.readings import ASKED, LAMP, NOW, TIDE, Format, Message, Plain, known_format, read, reloaded, said
+from proxy.formats.table import Formats
+from tests.derender.readings import (
+    ASKED,
+    LAMP,
+    NO_EVIDENCE,
+    NOW,
+    TIDE,
+    Format,
+    Message,
+    Plain,
+    known_format,
+    read,
+    reloaded,
+    said,
+)
 
 QWEN = ("hermes", "qwen3")
 CODER = ("qwen3_xml", "qwen3")
@@ -361,7 +374,7 @@ LIMITED = MarkupLimits(depth=3, held=50)
 
 
 def limited(names: tuple[str, str | None], text: str, finish: str = "stop") -> Message:
-    form = Format(format_pair(*names), by_id=True, limits=LIMITED)
+    form = Format(Formats().pair(*names, NO_EVIDENCE), by_id=True, limits=LIMITED)
     return read(form.context(ASKED), form.ids(form.marks.encode(text)), finish)
 
 

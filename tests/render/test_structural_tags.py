@@ -13,7 +13,7 @@ from proxy.derender.choice import ChoiceContext, ChoiceStream
 from proxy.derender.codecs.base import MarkupLimits
 from proxy.derender.output_format import OutputFormat, ToolUse
 from proxy.derender.vocabulary import Vocabulary
-from proxy.formats.kinds import Calls, HeaderCalls, JsonCalls, PythonicCalls, Reasoning, TaggedCalls, texts
+from proxy.formats.kinds import Calls, HeaderCalls, JsonCalls, PythonicCalls, Reasoning, TaggedCalls, markers
 from proxy.formats.reasoning import REASONING
 from proxy.formats.tools import TOOLS
 from proxy.render.structural_tags import Function, Surroundings, structural_tag
@@ -149,10 +149,10 @@ def parsed(
 ) -> tuple[list[tuple[str, Json]], str]:
     """The calls and the content that the parser finds. `tokens`: the vocabulary has the markers as tokens."""
     declared = [*calls, *([reasoning] if reasoning else [])]
-    markers = (
-        {t for d in declared for t in texts(d) if len(t) > 3 and t[0] in "<[" and "{" not in t} if tokens else set()
+    added = (
+        {t for d in declared for t in markers(d) if len(t) > 3 and t[0] in "<[" and "{" not in t} if tokens else set()
     )
-    vocabulary = Vocabulary.of_tokenizer(made := tokenizer(tuple(sorted(markers))))
+    vocabulary = Vocabulary.of_tokenizer(made := tokenizer(tuple(sorted(added))))
     plan = OutputFormat(reasoning, calls, vocabulary, MarkupLimits()).plan(use, (), {})
     stream = ChoiceStream(ChoiceContext(vocabulary, (), markup=plan))
     delta = stream.feed(made.encode(text, add_special_tokens=False).ids, finish_reason="stop")
