@@ -343,9 +343,12 @@ class Markup:
         if step is Step.DONE or step is Step.FAILED:
             back = self._back
             self.place, self.fresh, self._codec = back, self.fresh if back == "reasoning" else True, None
+            raw, self._raw = "".join(self._raw), []
+            if step is Step.FAILED and not self._opener and raw[:1] in self._rules.bare_firsts:
+                self._show(raw[0])  # the white space behind it may begin a marker
+                return raw[1:] + text[end:], 0, True
             if step is Step.FAILED:
-                self._give_back("".join(self._raw), found)
-            self._raw = []
+                self._give_back(raw, found)
         return text, end, True
 
     def _give_back(self, text: str, found: Found) -> None:

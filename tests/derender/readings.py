@@ -19,12 +19,10 @@ from proxy.derender.choice import ChoiceContext, ChoiceStream, Delta
 from proxy.derender.codecs.base import MarkupLimits
 from proxy.derender.output_format import OutputFormat, ToolUse
 from proxy.derender.vocabulary import Vocabulary
-from proxy.formats.auto import Evidence
-from proxy.formats.kinds import Calls, Reasoning, markers
-from proxy.formats.table import FormatPair, Formats
+from proxy.formats.kinds import Calls, Channels, Reasoning, markers
+from proxy.formats.reasoning import REASONING
+from proxy.formats.tools import TOOLS
 from tests import tokenizers
-
-NO_EVIDENCE = Evidence((), frozenset())
 
 TOKENS = re.compile(r"｜DSML｜|\]<\]minimax\[>\[|<(?!/?｜DSML)[^<>{}\s=]+>|\[/?[A-Z_]+\]")
 """What is one added token where a format's markers are tokens, by the look of it."""
@@ -53,11 +51,13 @@ def marker_tokens(declarations: Iterable[Reasoning | Calls]) -> tuple[str, ...]:
 class Format:
     """A pair of declarations over a vocabulary that has their markers as added tokens (`by_id`), or has not."""
 
-    def __init__(self, pair: FormatPair, by_id: bool, limits: MarkupLimits | None = None) -> None:
-        self.reasoning, self.calls = pair.reasoning, pair.calls
-        declarations = [*([pair.reasoning] if pair.reasoning else []), *pair.calls]
+    def __init__(
+        self, reasoning: Reasoning | None, calls: Sequence[Calls], by_id: bool, limits: MarkupLimits | None = None
+    ) -> None:
+        self.reasoning, self.calls = reasoning, tuple(calls)
+        declarations = [*([reasoning] if reasoning else []), *calls]
         self.vocabulary = vocabulary(marker_tokens(declarations) if by_id else ())
-        self.output = OutputFormat(pair.reasoning, pair.calls, self.vocabulary, limits or MarkupLimits())
+        self.output = OutputFormat(reasoning, self.calls, self.vocabulary, limits or MarkupLimits())
         self.marks = self.output.marks
         self._ids = {mark: token_id for token_id, mark in self.marks.by_id.items()}
         self.eos, self.turn = map(self.vocabulary.tokenizer.token_to_id, (tokenizers.EOS, tokenizers.TURN))
@@ -88,9 +88,14 @@ def _id_of_byte() -> dict[int, int]:
 
 
 @functools.cache
-def known_format(tool: str | None, reasoning: str | None, by_id: bool = True) -> Format:
-    """By the names of the two parsers."""
-    return Format(Formats().pair(tool, reasoning, NO_EVIDENCE), by_id)
+def known_format(
+    tool: str | None, reasoning: str | None, by_id: bool = True, limits: MarkupLimits | None = None
+) -> Format:
+    """By the names of the two parsers. Channels do the work of both."""
+    thinks, calls = REASONING[reasoning] if reasoning else None, TOOLS[tool] if tool else ()
+    return (
+        Format(None, (thinks,), by_id, limits) if isinstance(thinks, Channels) else Format(thinks, calls, by_id, limits)
+    )
 
 
 @dataclass

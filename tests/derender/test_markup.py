@@ -14,21 +14,7 @@ from proxy.derender.choice import ChoiceStream
 from proxy.derender.codecs.base import MarkupLimits
 from proxy.derender.output_format import ToolUse
 from proxy.derender.stop import StopRule
-from proxy.formats.table import Formats
-from tests.derender.readings import (
-    ASKED,
-    LAMP,
-    NO_EVIDENCE,
-    NOW,
-    TIDE,
-    Format,
-    Message,
-    Plain,
-    known_format,
-    read,
-    reloaded,
-    said,
-)
+from tests.derender.readings import ASKED, LAMP, NOW, TIDE, Message, Plain, known_format, read, reloaded, said
 
 QWEN = ("hermes", "qwen3")
 CODER = ("qwen3_xml", "qwen3")
@@ -128,6 +114,13 @@ def test_where_reasoning_ends(
 ) -> None:
     assert sorted_into(said(names, text)) == (reasoning, content, calls)
     assert sorted_into(said(names, text, by_id=False)) == (reasoning, content, calls)
+
+
+@pytest.mark.parametrize("tool", ["llama4_json", "pythonic"])
+def test_a_marker_behind_what_could_have_been_a_call_is_found(tool: str) -> None:
+    for text in ("{", "[", "[f("):
+        message = said((tool, "hunyuan_a13b"), f"<think>hm</think><answer>\n{text}\n</answer>")
+        assert (message.content, message.calls) == (text, [])
 
 
 def test_the_same_characters_in_ordinary_tokens_are_text_where_a_marker_is_a_token() -> None:
@@ -374,7 +367,7 @@ LIMITED = MarkupLimits(depth=3, held=50)
 
 
 def limited(names: tuple[str, str | None], text: str, finish: str = "stop") -> Message:
-    form = Format(Formats().pair(*names, NO_EVIDENCE), by_id=True, limits=LIMITED)
+    form = known_format(*names, limits=LIMITED)
     return read(form.context(ASKED), form.ids(form.marks.encode(text)), finish)
 
 

@@ -9,7 +9,8 @@ WORDS = {"True": "true", "true": "true", "False": "false", "false": "false", "No
 _JSON_NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?", re.ASCII)
 _DECIMAL = re.compile(r"([+-]?)(0|[1-9]\d*|)(?:(\.)(\d*))?([eE][+-]?\d+)?", re.ASCII)
 _RADIX = re.compile(r"[+-]?0(?:[xX][\da-fA-F]+|[oO][0-7]+|[bB][01]+)", re.ASCII)
-_GROUPED = re.compile(r"(?<=[\da-fA-FxXoObB])_(?=[\da-fA-F])")
+_GROUPED = re.compile(r"(?<=\d)_(?=\d)", re.ASCII)
+_GROUPED_RADIX = re.compile(r"(?<=[\da-fA-FxXoObB])_(?=[\da-fA-F])", re.ASCII)
 
 
 def literal(word: str) -> str | None:
@@ -19,10 +20,10 @@ def literal(word: str) -> str | None:
         return WORDS[word]
     if _JSON_NUMBER.fullmatch(word):
         return word
-    digits = _GROUPED.sub("", word)
+    digits = _GROUPED_RADIX.sub("", word)
     if _RADIX.fullmatch(digits):
         return str(int(digits, 0))
-    number = _DECIMAL.fullmatch(digits)
+    number = _DECIMAL.fullmatch(_GROUPED.sub("", word))
     if number is None or not (number[2] or number[4]):
         return None
     sign, whole, point, fraction, exponent = number.groups(default="")

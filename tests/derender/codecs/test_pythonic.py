@@ -6,7 +6,7 @@ import random
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from proxy.derender.codecs.base import MarkupLimits
@@ -182,6 +182,7 @@ def test_what_no_codec_wrote_is_no_state() -> None:
             codec.load(bad, MARKS[BARE])
 
 
+@example("0_E0")
 @given(st.from_regex(r"[+-]?[0-9_.]{1,6}([eE][+-]?[0-9]{1,2})?", fullmatch=True))
 def test_a_number_is_the_one_that_python_reads(word: str) -> None:
     value = literal(word)
