@@ -112,9 +112,10 @@ def test_a_wrong_command_line_ends_with_2_and_says_what_is_wrong(
 
 def test_check_prints_what_the_demo_would_run(capsys: pytest.CaptureFixture[str]) -> None:
     main(["check", "--config", DEMO])
-    listen, model, size, pool, engine = capsys.readouterr().out.splitlines()
+    listen, model, parsers, size, pool, engine = capsys.readouterr().out.splitlines()
     assert listen == "listen on http://127.0.0.1:8000"
     assert model == "model smollm2-135m-instruct: embedded, pool demo"
+    assert parsers == "  tool calls: none, reasoning: none"
     assert "vocabulary of 49152" in size
     assert pool == "pool demo: least_requests"
     assert engine == "  vllm engine http://127.0.0.1:8200"

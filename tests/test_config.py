@@ -229,7 +229,8 @@ BROKEN: dict[str, tuple[str, list[str]]] = {
         "server: {zzz: 1}\n" + SMALLEST,
         [
             "c.yaml:1: server.zzz: unknown key; expected one of host, port, keep_alive_interval, shutdown_timeout, "
-            "max_body_size, log_level"
+            "max_body_size, log_level, "
+            "record_dir, record_last, record_prompts"
         ],
     ),
     "an unknown key without a value": (
