@@ -81,7 +81,7 @@ class TaggedSyntax:
         self.ends_value = Literals([*closers, *framed])
 
     def codec(self, opener: str, schemas: Schemas, limits: MarkupLimits) -> "TaggedCodec":
-        return TaggedCodec(self, "tag" if opener == self.call.prefix else "section", schemas, limits)
+        return TaggedCodec(self, "lone tag" if opener == self.call.prefix else "section", schemas, limits)
 
 
 class TaggedCodec(Codec):
@@ -118,7 +118,7 @@ class TaggedCodec(Codec):
             match self.state:
                 case "section" | "after":
                     return self._outside(text, at, last)
-                case "tag":
+                case "tag" | "lone tag":
                     return self._tag(text, at, last, sink)
                 case "body":
                     at, step = self._body(text, at, last, sink)
@@ -148,8 +148,8 @@ class TaggedCodec(Codec):
         return end, Step.GO
 
     def _tag(self, text: str, at: int, last: bool, sink: Sink) -> tuple[int, Step]:
-        """The rest of a call's tag. Where nothing ends the tag of its own, a marker or a new line does, behind which
-        nothing but a marker may come."""
+        """The rest of a call's tag. Where nothing ends the tag of its own, a marker or a new line does. Behind such a
+        tag, and behind one that stands in no section, nothing but a marker may come: else it is prose about a tag."""
         syntax, tag = self._syntax, self._syntax.call
         bare = bool(tag.hole) and not tag.end
         end, marker = syntax.ends_call_tag.find(text, skip_space(text, at) if bare else at, last)
@@ -163,12 +163,12 @@ class TaggedCodec(Codec):
             return at, Step.FAILED
         if marker == tag.end:
             end += len(marker)
-        elif bare:
+        if bare or self.state == "lone tag":
             _, following = syntax.inside.next(text, end, last)
             if following == "":
                 return at, Step.WAIT
-            has_arguments = following == syntax.parameter.prefix
-            if following is None or not (has_arguments or self._schemas.declares(name)):
+            is_call = following == syntax.parameter.prefix or not bare or self._schemas.declares(name)
+            if following is None or not is_call:
                 return at, Step.FAILED
         self.name, self.state = name, "body"
         sink.begin(name)

@@ -226,6 +226,7 @@ def test_what_is_read_as_calls(declaration: TaggedCalls, text: str, calls: list[
         (PAIRS, "<call> is a tag"),
         (PAIRS, "<call>unheard-of</call>"),
         (PAIRS, "<call>now\nand then"),
+        (XML, "<function=lamp> is how a call begins"),
     ],
 )
 def test_what_has_no_name_is_no_call(declaration: TaggedCalls, text: str) -> None:
@@ -238,7 +239,7 @@ def test_what_has_no_name_is_no_call(declaration: TaggedCalls, text: str) -> Non
         ("<function=lamp><parameter=room>att", '{"room": "att', '{"room": "att'),
         ("<function=lamp><parameter=level>4", '{"level": ', '{"level": '),
         ("<function=lamp><parameter=room>attic</parameter>", '{"room": "attic"', '{"room": "attic"}'),
-        ("<function=lamp>", "", "{}"),
+        ("<calls><function=lamp>", "", "{}"),
     ],
 )
 def test_how_an_unfinished_call_ends(text: str, cut: str, stopped: str) -> None:
