@@ -166,13 +166,14 @@ async def test_a_chat_is_kept_and_read_again(
         scripted(speaks("</think>", "Here:", CALL, END)) as engine,
         proxy(tmp_path / "model", engine.url, server={"record_dir": str(kept)}, **PARSERS) as client,
     ):
-        body = {"messages": HELLO, "tools": [TIDE], "n": 2, "stream": stream}
+        choice = {"type": "function", "function": {"name": "tide"}}
+        body = {"messages": HELLO, "tools": [TIDE], "tool_choice": choice, "n": 2, "stream": stream}
         async with client.post("/v1/chat/completions", json=body) as response:
             assert response.status == 200
             await response.read()
     (record,) = records(kept)
     assert record["model"] == "m"
-    assert record["request"]["tools"] == [TIDE]
+    assert (record["request"]["tools"], record["request"]["tool_choice"]) == ([TIDE], choice)
     assert "messages" not in record["request"]
     assert [event["index"] for event in record["events"]].count(1) == 4, "in the engine's own pieces"
     lines = await asyncio.to_thread(replay, capsys, "--config", config, "--json", next(kept.glob("*.json")))

@@ -43,7 +43,7 @@ def _json_type(value: object) -> str:
     match value:
         case str():
             return "a string"
-        case dict():
+        case dict() | BaseModel():  # a model where it is written again
             return "an object"
         case list():
             return "a list"
