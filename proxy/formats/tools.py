@@ -170,7 +170,6 @@ TOOLS: dict[str, tuple[Calls, ...]] = {
             call_end="</invoke>",
             parameter='<parameter name="{key}">',
             parameter_end="</parameter>",
-            trim=True,
             hidden=True,
         ),
     ),
