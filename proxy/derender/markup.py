@@ -151,15 +151,14 @@ class MarkupRules:
         self.bare = tuple(number for number, syntax in enumerate(self.syntaxes) if syntax.bare) if reads_calls else ()
         self.bare_firsts = frozenset().union(*(self.syntaxes[number].bare for number in self.bare))
         encode = marks.encode
-        self.reasons = reasoning is not None
         self.trim = reasoning.trim if reasoning else ""
         self.open = frozenset(map(encode, reasoning.open)) if reasoning else frozenset()
         self.close = frozenset(map(encode, reasoning.close)) if reasoning else frozenset()
-        self.ends = frozenset(map(encode, reasoning.ends)) if reasoning else frozenset()
+        ends = map(encode, reasoning.ends) if reasoning else ()
         self.dropped = frozenset(map(encode, reasoning.dropped)) if reasoning else frozenset()
         ended_by = openers if reasoning and reasoning.ended_by_calls else []
         self.in_content = Literals([*(openers if reads_calls else ()), *self.open, *self.close, *self.dropped])
-        self.in_reasoning = Literals([*ended_by, *self.open, *self.close, *self.ends])
+        self.in_reasoning = Literals([*ended_by, *self.open, *self.close, *ends])
         firsts_of_content = self.in_content.firsts.union(marks.by_id.values())
         firsts_of_reasoning = self.in_reasoning.firsts.union(marks.by_id.values())
         self.quiet_content = Quiet(firsts_of_content.isdisjoint)
