@@ -10,7 +10,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from proxy.derender.vocabulary import Vocabulary
+from proxy.formats.reasoning import REASONING
+from proxy.formats.tools import TOOLS
 from tests.api.talk import CHAT, COMPLETIONS, END, HELLO, TOKENIZER, Json, Talk, ids_of, joined, only, spoken, talk
+from tests.derender.readings import known_format
+from tests.derender.writers import Writer
 from tests.stages.talk import DERENDER, DERENDER_COMPLETION, derendered, said, step, whole
 from tests.tokenizers import word_piece
 
@@ -595,24 +599,41 @@ async def test_completions_need_no_request_for_they_have_no_markup(tmp_path: Pat
     assert only(answer["choices"])["text"] == CALL
 
 
-async def test_the_stages_by_hand_read_reasoning_and_calls_as_the_chat_route_does(tmp_path: Path) -> None:
+def read_by_a_client(message: Json) -> tuple[str, str, list[tuple[str, str]]]:
+    calls = [(c["function"]["name"], c["function"]["arguments"]) for c in message.get("tool_calls") or ()]
+    return message.get("reasoning") or "", message.get("content") or "", calls
+
+
+def put_together(chunks: list[Json]) -> Json:
+    message: Json = {"reasoning": "", "content": "", "tool_calls": []}
+    for delta in (only(chunk["choices"])["delta"] for chunk in chunks if chunk["choices"]):
+        for field in ("reasoning", "content"):
+            message[field] += delta.get(field) or ""
+        for call in delta.get("tool_calls", ()):
+            if "name" in call["function"]:
+                message["tool_calls"].append(call)
+            else:
+                message["tool_calls"][-1]["function"]["arguments"] += call["function"]["arguments"]
+    return message
+
+
+@pytest.mark.parametrize("name", [*TOOLS, *(name for name in REASONING if name not in TOOLS)])
+async def test_the_stages_by_hand_read_every_format_as_the_chat_route_does(tmp_path: Path, name: str) -> None:
+    names = (name if name in TOOLS else None, name if name in REASONING else None)
+    written = [Writer(known_format(*names, by_id=False), seed, 2).write() for seed in range(8)]
+    output = "".join(max(written, key=lambda w: len(w.meant.calls) + bool(w.meant.reasoning)).pieces)
+    parsers = {"tool_call_parser": names[0], "reasoning_parser": names[1], "enable_auto_tool_choice": True}
     request = {"messages": HELLO, "tools": [TOOL], "request_id": "r"}
-    events = [[i] for i in ids_of(f"<think>The tide.</think>Noted. {CALL}")]
-    async with talk(tmp_path, *events, END, **PARSERS) as t:
+    async with talk(tmp_path, *([i] for i in ids_of(output)), END, **parsers) as t:
         direct = only((await t.ask(CHAT, request))["choices"])
         generate = await t.ask(f"{CHAT}/render", {**request, "stream": True})
         common = {"chat_request": {**request, "stream": True}}
         first = {"prompt_token_ids": generate["token_ids"]}
         chunks = await derendered(t, DERENDER, await t.stream("/inference/v1/generate", generate), first, **common)
-    deltas = [only(chunk["choices"])["delta"] for chunk in chunks if chunk["choices"]]
-    message = direct["message"]
-    for field in ("reasoning", "content"):
-        assert "".join(delta.get(field) or "" for delta in deltas) == message[field]
-    calls = [call for delta in deltas for call in delta.get("tool_calls", ())]
-    assert calls[0]["function"]["name"] == "log"
-    arguments = "".join(call["function"]["arguments"] for call in calls)
-    assert arguments == only(message["tool_calls"])["function"]["arguments"]
-    assert only(chunks[-1]["choices"])["finish_reason"] == direct["finish_reason"] == "tool_calls"
+    reasoning, content, calls = read_by_a_client(direct["message"])
+    assert read_by_a_client(put_together(chunks)) == (reasoning, content, calls)
+    assert reasoning or calls
+    assert only(chunks[-1]["choices"])["finish_reason"] == direct["finish_reason"]
 
 
 async def test_a_parsed_stream_of_vllm_is_taken_over_inside_a_call(tmp_path: Path) -> None:
