@@ -13,7 +13,7 @@ from proxy.derender.vocabulary import Vocabulary
 from proxy.formats.reasoning import REASONING
 from proxy.formats.tools import TOOLS
 from tests.api.talk import CHAT, COMPLETIONS, END, HELLO, TOKENIZER, Json, Talk, ids_of, joined, only, spoken, talk
-from tests.derender.readings import known_format
+from tests.derender.readings import ASKED, known_format
 from tests.derender.writers import Writer
 from tests.stages.talk import DERENDER, DERENDER_COMPLETION, derendered, said, step, whole
 from tests.tokenizers import word_piece
@@ -623,7 +623,7 @@ async def test_the_stages_by_hand_read_every_format_as_the_chat_route_does(tmp_p
     written = [Writer(known_format(*names, by_id=False), seed, 2).write() for seed in range(8)]
     output = "".join(max(written, key=lambda w: len(w.meant.calls) + bool(w.meant.reasoning)).pieces)
     parsers = {"tool_call_parser": names[0], "reasoning_parser": names[1], "enable_auto_tool_choice": True}
-    request = {"messages": HELLO, "tools": [TOOL], "request_id": "r"}
+    request = {"messages": HELLO, "tools": list(ASKED.tools), "request_id": "r"}
     async with talk(tmp_path, *([i] for i in ids_of(output)), END, **parsers) as t:
         direct = only((await t.ask(CHAT, request))["choices"])
         generate = await t.ask(f"{CHAT}/render", {**request, "stream": True})
