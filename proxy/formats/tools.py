@@ -121,7 +121,12 @@ TOOLS: dict[str, tuple[Calls, ...]] = {
     "hy_v3": (_hunyuan("<tool_sep>"),),
     "hy_v4": (_hunyuan(""),),
     "inkling": (
-        JsonCalls(open=("<|content_invoke_tool_json|>",), close=("<|end_message|>",), arguments=("args", "arguments")),
+        JsonCalls(
+            open=("<|content_invoke_tool_json|>",),
+            close=("<|end_message|>",),
+            arguments=("args", "arguments"),
+            hidden=True,
+        ),
     ),
     "internlm": (JsonCalls(open=("<|action_start|><|plugin|>",), close=("<|action_end|>",), forced_json=True),),
     "jamba": (JsonCalls(open=("<tool_calls>",), close=("</tool_calls>",), array=True, forced_json=True),),
